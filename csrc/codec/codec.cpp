@@ -1,0 +1,128 @@
+// Sizes of encoded runs, and the way into the host loops.
+#include "codec/codec.h"
+
+#include <algorithm>
+#include <cfenv>
+#include <cstring>
+
+#include "codec/host.h"
+
+namespace pipecomm {
+namespace {
+
+int code_bits(CodecId id) { return id == CodecId::int4 ? 4 : 8; }
+
+std::int64_t padded(std::int64_t nbytes) {
+  return (nbytes + kSectionAlignment - 1) / kSectionAlignment * kSectionAlignment;
+}
+
+std::int64_t groups_per_row(const CodecSpec& spec, const Grid& grid) {
+  return grid.cols / spec.group_size + (grid.cols % spec.group_size != 0 ? 1 : 0);
+}
+
+void check_quantizing(const CodecSpec& spec) {
+  if (spec.id != CodecId::raw && is_known_codec(static_cast<std::uint8_t>(spec.id), spec.group_size)) return;
+  throw Error(ErrorKind::config, "expected a quantizing codec; got " + codec_to_string(spec));
+}
+
+void check_grid(const Grid& grid) {
+  std::int64_t numel = 0;
+  // A factor of 8 leaves room for every byte count.
+  const bool fits = grid.rows >= 0 && grid.cols >= 0 && !__builtin_mul_overflow(grid.rows, grid.cols, &numel) &&
+                    numel <= INT64_MAX / 8;
+  if (fits) return;
+  throw Error(ErrorKind::tensor, "expected a shape with extents >= 0 and fewer than 2^60 elements; got " +
+                                     std::to_string(grid.rows) + " rows of " + std::to_string(grid.cols));
+}
+
+void check_dtype(DType dtype) {
+  if (is_quantizable(dtype)) return;
+  throw Error(ErrorKind::tensor, std::string("expected float32, bfloat16 or float16 for a quantizing codec; got ") +
+                                     dtype_name(dtype) + "; send other dtypes with \"raw\"");
+}
+
+// Encode and decode need rounding to nearest and subnormals, whatever mode the caller's thread is in.
+class DefaultFloatMode {
+ public:
+  DefaultFloatMode() {
+    std::fegetenv(&saved_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultFloatMode() { std::fesetenv(&saved_); }
+  DefaultFloatMode(const DefaultFloatMode&) = delete;
+  DefaultFloatMode& operator=(const DefaultFloatMode&) = delete;
+
+ private:
+  std::fenv_t saved_;
+};
+
+}  // namespace
+
+std::int64_t num_groups(const CodecSpec& spec, const Grid& grid) {
+  check_quantizing(spec);
+  check_grid(grid);
+  return grid.cols == 0 ? 0 : grid.rows * groups_per_row(spec, grid);
+}
+
+RunLayout run_layout(const CodecSpec& spec, const Grid& grid, std::int64_t group_begin, std::int64_t group_end) {
+  const std::int64_t all = num_groups(spec, grid);
+  if (group_begin < 0 || group_end < group_begin || group_end > all) {
+    throw Error(ErrorKind::tensor, "expected a run within " + std::to_string(all) + " groups; got [" +
+                                       std::to_string(group_begin) + ", " + std::to_string(group_end) + ")");
+  }
+  RunLayout run{};
+  run.group_begin = group_begin;
+  run.num_groups = group_end - group_begin;
+  run.cols = grid.cols;
+  run.group_size = spec.group_size;
+  run.code_bits = code_bits(spec.id);
+  run.has_zeros = spec.id == CodecId::int4;
+  run.groups_per_row = groups_per_row(spec, grid);
+  run.is_dense = grid.cols % spec.group_size == 0;
+  run.row_code_nbytes = grid.cols / spec.group_size * run.full_code_nbytes() +
+                        code_nbytes(static_cast<int>(grid.cols % spec.group_size), run.code_bits);
+  const std::int64_t section = padded(run.num_groups * 2);
+  run.zeros_offset = section;
+  run.codes_offset = run.has_zeros ? 2 * section : section;
+  run.nbytes = run.codes_offset;
+  if (run.num_groups > 0) run.nbytes += run.code_position(group_end) - run.code_position(group_begin);
+  return run;
+}
+
+std::size_t wire_nbytes(const CodecSpec& spec, const Grid& grid, std::int64_t group_begin, std::int64_t group_end) {
+  return static_cast<std::size_t>(run_layout(spec, grid, group_begin, group_end).nbytes);
+}
+
+std::int64_t groups_that_fit(const CodecSpec& spec, const Grid& grid, std::int64_t group_begin,
+                             std::size_t capacity_nbytes) {
+  const std::int64_t all = num_groups(spec, grid);
+  // No group takes fewer than two bytes, its scale's.
+  const auto most = static_cast<std::int64_t>(std::min<std::size_t>(capacity_nbytes / 2, INT64_MAX));
+  std::int64_t fits = group_begin;
+  std::int64_t exceeds = std::min(most, all - group_begin) + group_begin + 1;
+  while (fits + 1 < exceeds) {
+    const std::int64_t middle = fits + (exceeds - fits) / 2;
+    (wire_nbytes(spec, grid, group_begin, middle) <= capacity_nbytes ? fits : exceeds) = middle;
+  }
+  return fits;
+}
+
+void encode(const CodecSpec& spec, DType dtype, const void* src, const Grid& grid, std::int64_t group_begin,
+            std::int64_t group_end, void* wire) {
+  const RunLayout layout = run_layout(spec, grid, group_begin, group_end);
+  check_dtype(dtype);
+  const HostLoops& loops = host_loops();
+  const DefaultFloatMode mode;
+  loops.encode(spec.id, dtype, layout, static_cast<const std::byte*>(src), static_cast<std::byte*>(wire));
+}
+
+void decode(const CodecSpec& spec, DType dtype, const void* wire, const Grid& grid, std::int64_t group_begin,
+            std::int64_t group_end, void* dst) {
+  const RunLayout layout = run_layout(spec, grid, group_begin, group_end);
+  check_dtype(dtype);
+  const HostLoops& loops = host_loops();
+  const DefaultFloatMode mode;
+  loops.decode(spec.id, dtype, layout, static_cast<const std::byte*>(wire), static_cast<std::byte*>(dst));
+}
+
+}  // namespace pipecomm

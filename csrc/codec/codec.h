@@ -1,0 +1,50 @@
+// Whole tensors to wire bytes and back: which codec, how many bytes, encode, decode.
+// A tensor is [rows, cols]: cols is its last dimension. Groups lie inside a row. A run of groups
+// [group_begin, group_end), counted row by row, encodes to self-contained bytes, so that a large tensor can cross in
+// chunks; the wire format of a whole tensor is the run of all its groups.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/api.h"
+#include "base/dtype.h"
+
+namespace pipecomm {
+
+// Part of the wire format: append, never renumber.
+enum class CodecId : std::uint8_t { raw = 0, int8 = 1, int4 = 2 };
+
+struct CodecSpec {
+  CodecId id = CodecId::raw;
+  std::uint16_t group_size = 0;  // values that share a scale; 0 for raw
+
+  bool operator==(const CodecSpec&) const = default;
+};
+
+struct Grid {
+  std::int64_t rows = 1;
+  std::int64_t cols = 1;
+};
+
+// "raw", "int8", "int4", "int8:group=32"; throws a config error that lists what is known.
+PC_API CodecSpec parse_codec(const std::string& text);
+PC_API std::string codec_to_string(const CodecSpec& spec);
+// True when the pair of bytes from the wire names a codec that this build has.
+PC_API bool is_known_codec(std::uint8_t id, std::uint16_t group_size);
+
+// The functions below take quantizing codecs and float32, float16, bfloat16 only; raw is a plain copy.
+PC_API std::int64_t num_groups(const CodecSpec& spec, const Grid& grid);
+PC_API std::size_t wire_nbytes(const CodecSpec& spec, const Grid& grid, std::int64_t group_begin,
+                               std::int64_t group_end);
+// Largest group_end so that the run from group_begin fits `capacity_nbytes`.
+PC_API std::int64_t groups_that_fit(const CodecSpec& spec, const Grid& grid, std::int64_t group_begin,
+                                    std::size_t capacity_nbytes);
+// `src` and `dst` point at the tensor's first element, `wire` at the run's first byte; no alignment is needed.
+PC_API void encode(const CodecSpec& spec, DType dtype, const void* src, const Grid& grid, std::int64_t group_begin,
+                   std::int64_t group_end, void* wire);
+PC_API void decode(const CodecSpec& spec, DType dtype, const void* wire, const Grid& grid, std::int64_t group_begin,
+                   std::int64_t group_end, void* dst);
+
+}  // namespace pipecomm

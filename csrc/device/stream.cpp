@@ -1,0 +1,106 @@
+// The host stream: one worker thread with a queue.
+#include "device/stream.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+
+namespace pipecomm {
+namespace {
+
+class HostEventState final : public Event::State {
+ public:
+  bool is_ready() const override { return ready_.load(std::memory_order_acquire); }
+  void wait() const override { ready_.wait(false, std::memory_order_acquire); }
+  void set_ready() {
+    ready_.store(true, std::memory_order_release);
+    ready_.notify_all();
+  }
+
+ private:
+  std::atomic<bool> ready_{false};
+};
+
+class HostStream final : public Stream {
+ public:
+  HostStream() : worker_([this] { run(); }) {}
+
+  ~HostStream() override {
+    {
+      const std::scoped_lock lock(mutex_);
+      is_closing_ = true;
+    }
+    work_posted_.notify_one();
+    worker_.join();
+  }
+
+  void enqueue(std::function<void()> work) override {
+    {
+      const std::scoped_lock lock(mutex_);
+      queue_.push_back(std::move(work));
+    }
+    work_posted_.notify_one();
+  }
+
+  void copy_async(void* dst, const void* src, std::size_t nbytes) override {
+    if (nbytes == 0) return;
+    enqueue([=] { std::memcpy(dst, src, nbytes); });
+  }
+
+  Event record() override {
+    auto state = std::make_shared<HostEventState>();
+    enqueue([state] { state->set_ready(); });
+    return Event(std::move(state));
+  }
+
+  void wait(const Event& event) override {
+    if (!event.is_ready()) enqueue([event] { event.wait(); });
+  }
+
+ private:
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      work_posted_.wait(lock, [this] { return is_closing_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      std::function<void()> work = std::move(queue_.front());
+      queue_.pop_front();
+      lock.unlock();
+      work();
+      work = nullptr;  // what the work owned dies outside the lock
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable work_posted_;
+  std::deque<std::function<void()>> queue_;
+  bool is_closing_ = false;
+  std::thread worker_;  // last: it uses the members above
+};
+
+}  // namespace
+
+bool Event::is_ready() const { return state_ == nullptr || state_->is_ready(); }
+
+void Event::wait() const {
+  if (state_ != nullptr) state_->wait();
+}
+
+std::shared_ptr<Stream> make_host_stream() { return std::make_shared<HostStream>(); }
+
+#ifndef PIPECOMM_HAVE_CUDA
+std::shared_ptr<Stream> make_cuda_stream(int device_index) {
+  throw Error(ErrorKind::not_built, "expected a build with CUDA for a stream on CUDA device " +
+                                        std::to_string(device_index) +
+                                        "; got one without. Build again with PIPECOMM_CUDA=on and nvcc on PATH");
+}
+#endif
+
+}  // namespace pipecomm

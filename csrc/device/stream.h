@@ -1,0 +1,61 @@
+// Ordered queues of work, events between them, and copies: host (a worker thread) and CUDA behind one header.
+// The CUDA half (cuda_stream.cu) compiles with nvcc and has not yet run on a GPU.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+
+#include "base/api.h"
+
+namespace pipecomm {
+
+// A point in a stream's order. Copies share the point. Default constructed: already reached. Thread-safe.
+class PC_API Event {
+ public:
+  class State;
+
+  Event() = default;
+  explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+  // True when all work before the point is done; never blocks.
+  bool is_ready() const;
+  // Blocks the calling thread until the point is reached.
+  void wait() const;
+  const std::shared_ptr<State>& state() const { return state_; }
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+// What a device provides for its events.
+class PC_API Event::State {
+ public:
+  virtual ~State() = default;
+  virtual bool is_ready() const = 0;
+  virtual void wait() const = 0;
+};
+
+// Work runs one after the other, in the order of the calls. Thread-safe. The destructor waits for all of it.
+class PC_API Stream {
+ public:
+  virtual ~Stream() = default;
+
+  // Runs `work` on a host thread; it must not throw, and on CUDA must not call CUDA.
+  virtual void enqueue(std::function<void()> work) = 0;
+  // Copies `nbytes`; both ranges must stay valid until an event recorded afterwards is ready, and must not overlap.
+  virtual void copy_async(void* dst, const void* src, std::size_t nbytes) = 0;
+  // The point after all work posted so far.
+  virtual Event record() = 0;
+  // Later work of this stream runs after `event`, whichever stream recorded it. The caller does not block.
+  virtual void wait(const Event& event) = 0;
+  // Blocks the calling thread until all work posted so far is done.
+  void synchronize() { record().wait(); }
+};
+
+PC_API std::shared_ptr<Stream> make_host_stream();
+// A non-blocking stream on CUDA device `device_index`. Throws a not built error where nvcc was not there at build
+// time, a CUDA error where the driver or the device is missing.
+PC_API std::shared_ptr<Stream> make_cuda_stream(int device_index);
+
+}  // namespace pipecomm

@@ -1,0 +1,41 @@
+// Address space reserved ahead, so that segments can stand back to back and a block may span several of them.
+#pragma once
+
+#include <cstddef>
+#include <map>
+
+namespace pipecomm {
+
+// Addresses that fault, and that nothing else is mapped into; nullptr where there are none left.
+std::byte* reserve_addresses(std::size_t nbytes) noexcept;
+// Maps [offset, offset + nbytes) of `fd` over reserved addresses.
+bool map_shared_at(std::byte* data, int fd, std::size_t offset, std::size_t nbytes) noexcept;
+// Maps private memory, physical when touched, over reserved addresses.
+bool map_private_at(std::byte* data, std::size_t nbytes) noexcept;
+
+// Large reserved ranges that segments are placed in. Not thread-safe.
+class AddressRanges {
+ public:
+  AddressRanges() = default;
+  AddressRanges(const AddressRanges&) = delete;
+  AddressRanges& operator=(const AddressRanges&) = delete;
+  // Unmaps everything.
+  ~AddressRanges();
+
+  // Reserved addresses, at `wanted` where it is free and in a range, else at the start of a new range; nullptr where
+  // the system has none left.
+  std::byte* claim(std::size_t nbytes, std::byte* wanted) noexcept;
+  // Unmaps what was mapped there and keeps the addresses reserved while their range is used.
+  void give_back(std::byte* data, std::size_t nbytes) noexcept;
+
+ private:
+  struct Range {
+    std::size_t nbytes;
+    std::size_t claimed_nbytes;
+  };
+  std::map<std::byte*, Range>::iterator range_of(std::byte* data, std::size_t nbytes);
+
+  std::map<std::byte*, Range> ranges_;
+};
+
+}  // namespace pipecomm

@@ -1,0 +1,122 @@
+// memfd, seals and mappings behind Segment.
+#include "memory/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <string>
+
+#include "base/error.h"
+#include "memory/addresses.h"
+
+namespace pipecomm {
+namespace {
+
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+[[noreturn]] void throw_exhausted(std::size_t nbytes, const std::string& why) {
+  throw Error(ErrorKind::pool_exhausted,
+              "expected " + std::to_string(nbytes) + " bytes of shared memory from the system; got: " + why);
+}
+
+// Bytes the kernel can give without swapping; SIZE_MAX where it does not say.
+std::size_t available_nbytes() {
+  std::ifstream meminfo("/proc/meminfo");
+  std::string name;
+  std::size_t kilobytes = 0;
+  while (meminfo >> name) {
+    if (name == "MemAvailable:" && meminfo >> kilobytes) return kilobytes * 1024;
+    meminfo.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  return SIZE_MAX;
+}
+
+// fallocate of more than there is would wake the OOM killer instead of failing.
+void check_available(std::size_t nbytes) {
+  const std::size_t available = available_nbytes();
+  if (nbytes > available) throw_exhausted(nbytes, std::to_string(available) + " bytes available on this machine");
+}
+
+void check_seals(int fd) {
+  const int seals = fcntl(fd, F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals) {
+    throw Error(ErrorKind::transport, "expected a memory segment sealed against resizing; got seals " +
+                                          std::to_string(seals) + " on the descriptor the peer sent");
+  }
+}
+
+void check_size(int fd, std::size_t expected_nbytes) {
+  struct stat status{};
+  if (fstat(fd, &status) != 0) throw_errno("fstat of a received memory segment");
+  if (static_cast<std::uint64_t>(status.st_size) != expected_nbytes) {
+    throw Error(ErrorKind::transport, "expected a memory segment of " + std::to_string(expected_nbytes) +
+                                          " bytes; got " + std::to_string(status.st_size) + " bytes from the peer");
+  }
+}
+
+}  // namespace
+
+std::size_t page_nbytes() {
+  static const auto kPage = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return kPage;
+}
+
+Segment Segment::create(std::size_t nbytes, SegmentMapping mapping) {
+  if (nbytes == 0) throw Error(ErrorKind::config, "expected a memory segment of at least 1 byte; got 0");
+  check_available(nbytes);
+  Segment segment;
+  segment.nbytes_ = round_up(nbytes, page_nbytes());
+  segment.fd_ = memfd_create("pipecomm", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (segment.fd_ < 0) throw_exhausted(nbytes, std::string("memfd_create: ") + std::strerror(errno));
+  const auto size = static_cast<off_t>(segment.nbytes_);
+  if (ftruncate(segment.fd_, size) != 0 || fallocate(segment.fd_, 0, 0, size) != 0) {
+    throw_exhausted(nbytes, std::strerror(errno));
+  }
+  if (fcntl(segment.fd_, F_ADD_SEALS, kSeals) != 0) throw_errno("sealing a memory segment");
+  segment.map(mapping);
+  return segment;
+}
+
+Segment Segment::adopt(int fd, std::size_t expected_nbytes, SegmentMapping mapping) {
+  Segment segment;
+  segment.fd_ = fd;
+  segment.nbytes_ = round_up(expected_nbytes, page_nbytes());
+  check_seals(fd);
+  check_size(fd, segment.nbytes_);
+  segment.map(mapping);
+  return segment;
+}
+
+void Segment::map(SegmentMapping mapping) {
+  if (mapping == SegmentMapping::none) return;
+  const std::size_t copies = mapping == SegmentMapping::mirrored ? 2 : 1;
+  data_ = reserve_addresses(nbytes_ * copies);
+  if (data_ == nullptr) throw_exhausted(nbytes_, std::string("mmap: ") + std::strerror(errno));
+  mapped_nbytes_ = nbytes_ * copies;
+  for (std::size_t copy = 0; copy < copies; ++copy) {
+    if (!map_shared_at(data_ + copy * nbytes_, fd_, 0, nbytes_)) {
+      throw_exhausted(nbytes_, std::string("mmap: ") + std::strerror(errno));
+    }
+  }
+}
+
+void Segment::swap(Segment& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(data_, other.data_);
+  std::swap(nbytes_, other.nbytes_);
+  std::swap(mapped_nbytes_, other.mapped_nbytes_);
+}
+
+Segment::~Segment() {
+  if (data_ != nullptr) munmap(data_, mapped_nbytes_);
+  if (fd_ >= 0) close(fd_);
+}
+
+}  // namespace pipecomm

@@ -1,0 +1,58 @@
+// A sealed memfd and its mapping: memory that is known by file descriptor and vanishes with its last owner.
+#pragma once
+
+#include <cstddef>
+#include <utility>
+
+#include "base/api.h"
+
+namespace pipecomm {
+
+// How often a segment appears in the address space. `mirrored`: twice, back to back, so that a range which runs past
+// the end continues at the start (ring buffers): data()[i] and data()[nbytes() + i] are the same byte. `none`: not at
+// all, the owner maps fd() itself and data() is nullptr.
+enum class SegmentMapping { none, plain, mirrored };
+
+// Owns the descriptor and the mapping. Size and seals never change, so a peer cannot make an access fault.
+class PC_API Segment {
+ public:
+  Segment() = default;
+  // Makes `nbytes` zeroed bytes, rounded up to pages and physically there, so that exhaustion is an error here and not
+  // SIGBUS later. Throws a pool exhausted error, or a config error for 0 bytes.
+  static Segment create(std::size_t nbytes, SegmentMapping mapping = SegmentMapping::plain);
+  // Maps a segment received from another process. Takes `fd` over, also when it throws: a transport error where it is
+  // not sealed or not of `expected_nbytes` rounded up to pages.
+  static Segment adopt(int fd, std::size_t expected_nbytes, SegmentMapping mapping = SegmentMapping::plain);
+
+  Segment(Segment&& other) noexcept { swap(other); }
+  Segment& operator=(Segment&& other) noexcept {
+    Segment(std::move(other)).swap(*this);
+    return *this;
+  }
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+  ~Segment();
+
+  int fd() const { return fd_; }
+  std::byte* data() const { return data_; }
+  // Bytes of the memory itself, a multiple of the page size; a mirrored mapping is twice as long.
+  std::size_t nbytes() const { return nbytes_; }
+  explicit operator bool() const { return fd_ >= 0; }
+
+ private:
+  void swap(Segment& other) noexcept;
+  void map(SegmentMapping mapping);
+
+  int fd_ = -1;
+  std::byte* data_ = nullptr;
+  std::size_t nbytes_ = 0;
+  std::size_t mapped_nbytes_ = 0;
+};
+
+PC_API std::size_t page_nbytes();
+
+constexpr std::size_t round_up(std::size_t value, std::size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+}  // namespace pipecomm

@@ -1,0 +1,141 @@
+// The two upstreams of host memory: memfd segments and lazy private mappings.
+#include "memory/upstream.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <string>
+
+#include "base/error.h"
+#include "memory/addresses.h"
+#include "memory/segment.h"
+
+namespace pipecomm {
+namespace {
+
+std::size_t total_nbytes(std::span<const Piece> pieces) {
+  std::size_t total = 0;
+  for (const Piece& piece : pieces) total += piece.nbytes;
+  return total;
+}
+
+[[noreturn]] void throw_no_addresses(std::size_t nbytes) {
+  throw Error(ErrorKind::pool_exhausted,
+              "expected " + std::to_string(nbytes) + " bytes of address space; got none from the system");
+}
+
+class HostUpstream final : public Upstream {
+ public:
+  std::size_t granule_nbytes() const override { return page_nbytes(); }
+
+  std::byte* allocate(std::size_t nbytes, std::byte* wanted) override {
+    Segment segment = Segment::create(nbytes, SegmentMapping::none);
+    std::byte* data = ranges_.claim(nbytes, wanted);
+    if (data == nullptr) throw_no_addresses(nbytes);
+    if (!map_shared_at(data, segment.fd(), 0, nbytes)) {
+      ranges_.give_back(data, nbytes);
+      throw_no_addresses(nbytes);
+    }
+    segments_.emplace(data, std::move(segment));
+    return data;
+  }
+
+  void release(std::byte* data) noexcept override {
+    const auto segment = segments_.find(data);
+    ranges_.give_back(data, segment->second.nbytes());
+    segments_.erase(segment);
+  }
+
+  std::byte* stitch(std::span<const Piece> pieces) noexcept override {
+    const std::size_t nbytes = total_nbytes(pieces);
+    std::byte* data = reserve_addresses(nbytes);
+    if (data == nullptr) return nullptr;
+    std::byte* end = data;
+    for (const Piece& piece : pieces) {
+      if (!map_again(piece, end)) {
+        munmap(data, nbytes);
+        return nullptr;
+      }
+      end += piece.nbytes;
+    }
+    return data;
+  }
+
+  void unstitch(std::byte* data, std::size_t nbytes) noexcept override { munmap(data, nbytes); }
+
+ private:
+  // Maps the memory of `piece` a second time, at `target`.
+  bool map_again(Piece piece, std::byte* target) noexcept {
+    while (piece.nbytes > 0) {
+      const auto& [start, segment] = *std::prev(segments_.upper_bound(piece.data));
+      const auto offset = static_cast<std::size_t>(piece.data - start);
+      const std::size_t nbytes = std::min(piece.nbytes, segment.nbytes() - offset);
+      if (!map_shared_at(target, segment.fd(), offset, nbytes)) return false;
+      piece = {piece.data + nbytes, piece.nbytes - nbytes};
+      target += nbytes;
+    }
+    return true;
+  }
+
+  AddressRanges ranges_;
+  std::map<std::byte*, Segment> segments_;
+};
+
+class LazyUpstream final : public Upstream {
+ public:
+  explicit LazyUpstream(std::size_t capacity_nbytes) : capacity_nbytes_(capacity_nbytes) {}
+
+  std::size_t granule_nbytes() const override { return page_nbytes(); }
+
+  std::byte* allocate(std::size_t nbytes, std::byte* wanted) override {
+    if (capacity_nbytes_ > 0 && nbytes > capacity_nbytes_ - used_nbytes_) {
+      throw Error(ErrorKind::pool_exhausted, "expected " + std::to_string(nbytes) + " bytes of address space; got " +
+                                                 std::to_string(used_nbytes_) + " bytes used of " +
+                                                 std::to_string(capacity_nbytes_));
+    }
+    std::byte* data = ranges_.claim(nbytes, wanted);
+    if (data == nullptr) throw_no_addresses(nbytes);
+    if (!map_private_at(data, nbytes)) {
+      ranges_.give_back(data, nbytes);
+      throw_no_addresses(nbytes);
+    }
+    segments_.emplace(data, nbytes);
+    used_nbytes_ += nbytes;
+    return data;
+  }
+
+  void release(std::byte* data) noexcept override {
+    const auto segment = segments_.find(data);
+    used_nbytes_ -= segment->second;
+    ranges_.give_back(data, segment->second);
+    segments_.erase(segment);
+  }
+
+  // Contents of a new block are undefined, so other untouched addresses are as good as those of the pieces.
+  std::byte* stitch(std::span<const Piece> pieces) noexcept override {
+    const std::size_t nbytes = total_nbytes(pieces);
+    std::byte* data = reserve_addresses(nbytes);
+    if (data == nullptr || map_private_at(data, nbytes)) return data;
+    munmap(data, nbytes);
+    return nullptr;
+  }
+  void unstitch(std::byte* data, std::size_t nbytes) noexcept override { munmap(data, nbytes); }
+
+ private:
+  std::size_t capacity_nbytes_;
+  std::size_t used_nbytes_ = 0;
+  AddressRanges ranges_;
+  std::map<std::byte*, std::size_t> segments_;
+};
+
+}  // namespace
+
+std::unique_ptr<Upstream> make_host_upstream() { return std::make_unique<HostUpstream>(); }
+
+std::unique_ptr<Upstream> make_lazy_upstream(std::size_t capacity_nbytes) {
+  return std::make_unique<LazyUpstream>(capacity_nbytes);
+}
+
+}  // namespace pipecomm
