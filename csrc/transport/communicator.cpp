@@ -1,0 +1,376 @@
+// Posts, cancels and ends transfers; everything that moves them is under the progress lock.
+#include "transport/communicator.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <map>
+#include <mutex>
+
+#include "transport/handshake.h"
+#include "transport/link.h"
+#include "transport/progress.h"
+
+namespace pipecomm {
+namespace {
+
+class CommunicatorImpl final : public Communicator,
+                               public Pollable,
+                               public std::enable_shared_from_this<CommunicatorImpl> {
+ public:
+  CommunicatorImpl(int rank, std::vector<std::optional<Lifeline>> lifelines, CommunicatorOptions options)
+      : options_(std::move(options)),
+        rank_(rank),
+        size_at_start_(lifelines.size()),
+        inbox_(options_.max_parked_nbytes) {
+    const Link::Events events{[this](std::uint32_t epoch, const std::string& text) { note_abort(epoch, text); },
+                              [this](Link& link) { end_link(link); }};
+    for (std::size_t peer = 0; peer < lifelines.size(); ++peer) {
+      links_.push_back(nullptr);
+      if (!lifelines[peer]) continue;
+      links_.back() = std::make_unique<Link>(static_cast<int>(peer), std::move(*lifelines[peer]), inbox_, options_, events);
+    }
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(size_at_start_); }
+
+  std::shared_ptr<Transfer> send(int peer, const MessageKey& key, std::vector<SendPart> parts,
+                                 std::shared_ptr<void> keepalive) override {
+    check_peer(peer, "send to");
+    if (parts.empty() || parts.size() > UINT16_MAX) {
+      throw Error(ErrorKind::tensor, "expected 1 to 65535 tensors in a message; got " + std::to_string(parts.size()));
+    }
+    for (const SendPart& part : parts) check_part(part);
+    auto transfer = std::make_shared<TransferState>(peer, key, true, cancel_function());
+    transfer->to_send = std::move(parts);
+    transfer->keepalive = std::move(keepalive);
+    submit(transfer);
+    return transfer;
+  }
+
+  std::shared_ptr<Transfer> receive(int peer, const MessageKey& key, std::vector<TensorView> targets,
+                                    std::shared_ptr<void> keepalive) override {
+    if (is_closed_) throw closed_error();
+    if (peer != kAnySource) check_peer(peer, "receive from");
+    auto transfer = std::make_shared<TransferState>(peer, key, false, cancel_function());
+    transfer->has_targets = !targets.empty();
+    transfer->targets = std::move(targets);
+    transfer->keepalive = std::move(keepalive);
+    submit(transfer);
+    return transfer;
+  }
+
+  void begin_epoch(std::uint32_t epoch) override {
+    Progress::instance().exclusively([&] {
+      take_submitted();
+      const Error error(ErrorKind::transport, "the step was given up before this transfer was done" + where());
+      const auto is_old = [&](const TransferState& transfer) { return transfer.key.epoch < epoch; };
+      for (const auto& receive : inbox_.begin_epoch(epoch)) receive->fail(error);
+      for_each_link([&](Link& link) {
+        if (link.receiver().is_current(is_old)) link.receiver().fail_current(error);
+        link.sender().fail_if(is_old, error, false);
+      });
+      const std::lock_guard lock(aborts_mutex_);
+      std::erase_if(aborts_, [&](const auto& item) { return item.first < epoch; });
+    });
+  }
+
+  void abort(std::uint32_t epoch, const std::string& text) override {
+    Progress::instance().exclusively([&] {
+      take_submitted();
+      for_each_link([&](Link& link) { link.lifeline().send(ControlKind::abort, epoch, text); });
+      note_abort(epoch, text);
+    });
+  }
+
+  std::optional<std::string> aborted(std::uint32_t epoch) const override {
+    const std::lock_guard lock(aborts_mutex_);
+    const auto item = aborts_.find(epoch);
+    return item == aborts_.end() ? std::nullopt : std::optional(item->second);
+  }
+
+  void set_fail_together(bool value) override { fails_together_.store(value); }
+
+  void close() override {
+    if (owner_pid_ != ::getpid() || is_closed_.exchange(true)) return;
+    Progress::instance().exclusively([&] {
+      take_submitted();
+      end_all(closed_error(), true);
+      for_each_link([](Link& link) {
+        link.lifeline().send(ControlKind::goodbye, 0, "");
+        link.lifeline().close();
+      });
+      links_.clear();
+    });
+    Progress::instance().remove(this);
+  }
+
+  LinkCounters counters(int peer) const override {
+    LinkCounters counters;
+    if (is_closed_ || peer < 0 || peer >= static_cast<int>(size_at_start_)) return counters;
+    Progress::instance().exclusively([&] {
+      const auto index = static_cast<std::size_t>(peer);
+      if (index < links_.size() && links_[index]) counters = links_[index]->counters();
+    });
+    return counters;
+  }
+
+  bool poll() override {
+    take_submitted();
+    bool moved = false;
+    for_each_link([&](Link& link) { moved |= link.poll(); });
+    return moved;
+  }
+
+  void poll_sockets() override {
+    take_submitted();
+    for_each_link([](Link& link) { link.poll_socket(); });
+  }
+
+  std::int64_t next_due_ns() const override {
+    std::int64_t due = INT64_MAX;
+    for (const auto& link : links_) {
+      if (link) due = std::min(due, link->due_ns());
+    }
+    return due;
+  }
+
+  void forget_after_fork() noexcept override {
+    for (const auto& link : links_) {
+      if (link) ::close(link->lifeline().fd());
+    }
+  }
+
+ private:
+  template <typename Fn>
+  void for_each_link(Fn&& fn) {
+    for (const auto& link : links_) {
+      if (link) fn(*link);
+    }
+  }
+
+  std::string where() const {
+    return "; where: rank " + std::to_string(rank_) + ", process group '" + options_.name + "'";
+  }
+
+  Error closed_error() const { return Error(ErrorKind::transport, "the process group is closed" + where()); }
+
+  void check_peer(int peer, const std::string& what) const {
+    if (is_closed_) throw closed_error();
+    if (peer < 0 || peer >= static_cast<int>(size_at_start_)) {
+      throw Error(ErrorKind::config, "expected to " + what + " a rank from 0 to " + std::to_string(size_at_start_ - 1) +
+                                         "; got " + std::to_string(peer) + where());
+    }
+    if (peer == rank_) {
+      throw Error(ErrorKind::config, "expected to " + what + " another rank; got this rank, " + std::to_string(rank_) + where());
+    }
+  }
+
+  void check_part(const SendPart& part) const {
+    if (part.tensor.shape.size() > static_cast<std::size_t>(kMaxDims)) {
+      throw Error(ErrorKind::tensor, "expected a tensor of at most 16 dimensions; got " +
+                                         std::to_string(part.tensor.shape.size()) + where());
+    }
+    if (part.codec.id != CodecId::raw && !is_quantizable(part.tensor.dtype)) {
+      throw Error(ErrorKind::tensor, "expected float32, bfloat16 or float16 for codec " + codec_to_string(part.codec) +
+                                         "; got " + dtype_name(part.tensor.dtype) + where());
+    }
+  }
+
+  TransferState::Cancel cancel_function() {
+    return [weak = weak_from_this()](const TransferPtr& transfer, const Error& error) {
+      if (const auto self = weak.lock()) self->cancel(transfer, error);
+    };
+  }
+
+  void submit(const TransferPtr& transfer) {
+    {
+      const std::lock_guard lock(submitted_mutex_);
+      submitted_.push_back(transfer);
+    }
+    if (is_closed_) Progress::instance().exclusively([this] { take_submitted(); });
+    Progress::instance().kick();
+  }
+
+  // The posting thread never waits for a copy in progress: it leaves transfers here for whoever polls next.
+  void take_submitted() {
+    std::vector<TransferPtr> taken;
+    {
+      const std::lock_guard lock(submitted_mutex_);
+      taken.swap(submitted_);
+    }
+    for (const TransferPtr& transfer : taken) start(transfer);
+  }
+
+  void start(const TransferPtr& transfer) {
+    if (is_closed_) return transfer->fail(closed_error());
+    if (const auto text = aborted(transfer->key.epoch)) return transfer->fail(Error(ErrorKind::stage_failed, *text));
+    if (lost_together_) return transfer->fail(explain(*lost_together_, *transfer));
+    transfer->is_send ? start_send(transfer) : start_receive(transfer);
+  }
+
+  void start_send(const TransferPtr& transfer) {
+    Link& link = *links_[static_cast<std::size_t>(transfer->peer())];
+    if (link.gone()) return transfer->fail(explain(*link.gone(), *transfer));
+    link.send(transfer);
+  }
+
+  void start_receive(const TransferPtr& transfer) {
+    if (const InMessagePtr message = inbox_.post(transfer)) {
+      links_[static_cast<std::size_t>(message->source)]->receiver().attach(message, transfer);
+      return;
+    }
+    if (transfer->peer() == kAnySource) return;
+    Link& link = *links_[static_cast<std::size_t>(transfer->peer())];
+    if (!link.gone()) return;
+    link.poll();  // the ring may still hold the answer; if not, this ends the receive
+  }
+
+  void cancel(const TransferPtr& transfer, const Error& error) {
+    Progress::instance().exclusively([&] {
+      take_submitted();
+      if (transfer->is_done()) return;
+      const Error full = error.kind() == ErrorKind::link_timeout ? timeout_error(error, *transfer) : explain(error, *transfer);
+      if (!transfer->is_send && !inbox_.withdraw(transfer)) {
+        for_each_link([&](Link& link) { link.receiver().detach(transfer); });
+      }
+      transfer->fail(full);
+      if (transfer->is_send) links_[static_cast<std::size_t>(transfer->peer())]->sender().withdraw(transfer);
+    });
+  }
+
+  Error timeout_error(const Error& waited, const TransferState& transfer) const {
+    const int peer = transfer.peer();
+    std::string text = waited.what();
+    text += transfer.is_send ? " for rank " + std::to_string(peer) + " to take a message"
+            : peer == kAnySource ? " for a message from any rank"
+                                 : " for a message from rank " + std::to_string(peer);
+    text += " (" + describe_key(transfer.key) + "): " + describe_tensors(transfer) + where();
+    const Link* link = peer == kAnySource ? nullptr : links_[static_cast<std::size_t>(peer)].get();
+    if (link != nullptr) text += "; " + link->last_activity();
+    if (link != nullptr && link->is_blocked()) text += ", one that nobody asks for lies in front";
+    return Error(ErrorKind::link_timeout, text + "; check what that rank does, or raise the timeout");
+  }
+
+  Error explain(const Error& cause, const TransferState& transfer) const {
+    return Error(cause.kind(), std::string(cause.what()) + "; " + (transfer.is_send ? "sending " : "receiving ") +
+                                   describe_tensors(transfer) + " (" + describe_key(transfer.key) + ")" + where());
+  }
+
+  void note_abort(std::uint32_t epoch, const std::string& text) {
+    {
+      const std::lock_guard lock(aborts_mutex_);
+      if (epoch < inbox_.epoch() || !aborts_.emplace(epoch, text).second) return;
+    }
+    const Error error(ErrorKind::stage_failed, text);
+    fail_matching([&](const TransferState& transfer) { return transfer.key.epoch == epoch; }, error, false);
+  }
+
+  template <typename Predicate>
+  void fail_matching(const Predicate& predicate, const Error& error, bool forget) {
+    for (const auto& receive : inbox_.take_if(predicate)) receive->fail(error);
+    for_each_link([&](Link& link) {
+      if (link.receiver().is_current(predicate)) link.receiver().fail_current(error);
+      link.sender().fail_if(predicate, error, forget);
+    });
+  }
+
+  void end_all(const Error& error, bool forget) {
+    fail_matching([](const TransferState&) { return true; }, error, forget);
+  }
+
+  void end_link(Link& link) {
+    const Error& cause = *link.gone();
+    if (link.is_lost() && fails_together_) {
+      lost_together_ = cause;
+      const Error error(cause.kind(), std::string(cause.what()) + where());
+      end_all(error, false);
+    }
+    for (const auto& receive : inbox_.take_if([&](const TransferState& item) { return waits_for(item, link.peer()); })) {
+      receive->fail(explain(cause, *receive));
+    }
+    link.sender().fail_if([](const TransferState&) { return true; }, Error(cause.kind(), std::string(cause.what()) + where()), true);
+  }
+
+  // A receive from anybody waits for whoever is left.
+  bool waits_for(const TransferState& receive, int gone_peer) const {
+    if (receive.peer() != kAnySource) return receive.peer() == gone_peer;
+    for (const auto& link : links_) {
+      if (link && !link->gone()) return false;
+    }
+    return true;
+  }
+
+  const CommunicatorOptions options_;
+  const int rank_;
+  const std::size_t size_at_start_;
+  const pid_t owner_pid_ = ::getpid();
+  std::atomic<bool> is_closed_{false};
+  std::atomic<bool> fails_together_{false};
+
+  std::mutex submitted_mutex_;
+  std::vector<TransferPtr> submitted_;  // guarded by submitted_mutex_
+
+  mutable std::mutex aborts_mutex_;
+  std::map<std::uint32_t, std::string> aborts_;  // guarded by aborts_mutex_; the first text of an epoch counts
+
+  // The rest is guarded by the progress lock.
+  Inbox inbox_;
+  std::vector<std::unique_ptr<Link>> links_;
+  std::optional<Error> lost_together_;
+};
+
+// The last user lets go: the progress engine lets go too.
+void close_quietly(CommunicatorImpl& communicator) noexcept {
+  try {
+    communicator.close();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "pipecomm: cannot close a process group: %s\n", error.what());
+  }
+}
+
+class ListenerImpl final : public Listener {
+ public:
+  ListenerImpl() : own_(Address::make_own()), socket_(listen_abstract(own_.name)) {}
+
+  std::string address() const override { return own_.to_string(); }
+
+  std::shared_ptr<Communicator> connect(int rank, const std::vector<std::string>& addresses, CommunicatorOptions options,
+                                        Nanoseconds timeout, const InterruptCheck& interrupt) override {
+    check_reachable(rank, addresses, options);
+    if (!options.pool) options.pool = make_host_pool(0);
+    auto lifelines = shake_hands(socket_, own_, rank, addresses, options, timeout, interrupt);
+    socket_.reset();
+    auto made = std::make_shared<CommunicatorImpl>(rank, std::move(lifelines), std::move(options));
+    Progress::instance().add(made);
+    Communicator* pointer = made.get();
+    return {pointer, [made = std::move(made)](Communicator*) { close_quietly(*made); }};
+  }
+
+ private:
+  void check_reachable(int rank, const std::vector<std::string>& addresses, const CommunicatorOptions& options) const {
+    if (rank < 0 || rank >= static_cast<int>(addresses.size())) {
+      throw Error(ErrorKind::config, "expected a rank from 0 to " + std::to_string(addresses.size()) + " - 1; got " +
+                                         std::to_string(rank));
+    }
+    for (std::size_t peer = 0; peer < addresses.size(); ++peer) {
+      const std::string why = why_unreachable(own_.to_string(), addresses[peer]);
+      if (why.empty()) continue;
+      throw Error(ErrorKind::transport, "expected rank " + std::to_string(peer) +
+                                            " to be reachable through shared memory; got: " + why + "; where: rank " +
+                                            std::to_string(rank) + ", process group '" + options.name + "'");
+    }
+  }
+
+  const Address own_;
+  Fd socket_;
+};
+
+}  // namespace
+
+std::unique_ptr<Listener> make_listener() { return std::make_unique<ListenerImpl>(); }
+
+}  // namespace pipecomm

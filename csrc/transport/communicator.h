@@ -1,0 +1,120 @@
+// The ranks of one process group as seen from one of them: post transfers, wait for them, learn of lost peers.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/api.h"
+#include "base/error.h"
+#include "memory/pool.h"
+#include "transport/message.h"
+
+namespace pipecomm {
+
+using Nanoseconds = std::chrono::nanoseconds;
+// Called at least every 100 ms from a waiting thread; may throw to end the wait (the transfer is then cancelled).
+using InterruptCheck = std::function<void()>;
+
+// When things happened, CLOCK_MONOTONIC nanoseconds; 0 = not yet.
+struct TransferTimes {
+  std::int64_t posted_ns = 0;
+  std::int64_t started_ns = 0;  // first byte moved
+  std::int64_t done_ns = 0;
+};
+
+// A message on its way. Thread-safe; may outlive its communicator.
+class PC_API Transfer {
+ public:
+  virtual ~Transfer() = default;
+
+  virtual bool is_done() const = 0;
+  // The error the transfer ended with, if it ended with one.
+  virtual std::optional<Error> error() const = 0;
+  // Returns when the transfer is done: a sender may write to its tensors, a receiver may read its own.
+  // Throws its error; throws LinkTimeout after `timeout` and cancels: the target is not written any more.
+  virtual void wait(Nanoseconds timeout, const InterruptCheck& interrupt = {}) = 0;
+  // Rank the message came from or goes to; kAnySource until one has matched.
+  virtual int peer() const = 0;
+  // Tensors received; only after wait().
+  virtual std::vector<ReceivedPart>& parts() = 0;
+  // Bytes of the tensors, and of what crossed the channel for them (headers included).
+  virtual std::size_t payload_nbytes() const = 0;
+  virtual std::size_t wire_nbytes() const = 0;
+  virtual TransferTimes times() const = 0;
+};
+
+// A slow link, emulated by the sender stamping each chunk with the time it would have arrived.
+struct LinkEmulation {
+  double bytes_per_s = 0;  // 0 = no limit
+  double latency_s = 0;
+  bool is_on() const { return bytes_per_s > 0 || latency_s > 0; }
+};
+
+struct CommunicatorOptions {
+  std::string name;      // shown in errors: the process group's
+  std::string settings;  // peers whose text differs refuse to connect
+  std::size_t ring_nbytes = std::size_t{4} << 20;
+  std::size_t max_parked_nbytes = std::size_t{256} << 20;
+  LinkEmulation emulation;
+  std::shared_ptr<Pool> pool;  // where messages without a target, and unexpected ones, are put
+};
+
+struct LinkCounters {
+  std::uint64_t messages_sent = 0, messages_received = 0;
+  std::uint64_t payload_nbytes_sent = 0, payload_nbytes_received = 0;
+  std::uint64_t wire_nbytes_sent = 0, wire_nbytes_received = 0;
+};
+
+class PC_API Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // Posts a message; returns at once. `keepalive` is dropped when the tensors have left. Tensors must be contiguous.
+  // Throws a config error for a bad peer (out of range, or this rank).
+  virtual std::shared_ptr<Transfer> send(int peer, const MessageKey& key, std::vector<SendPart> parts,
+                                         std::shared_ptr<void> keepalive) = 0;
+  // Posts a receive from `peer` or kAnySource. With `targets`, dtypes and shapes must equal the sender's and the bytes
+  // land there; without, memory comes from the pool. A mismatch is an error on both sides and consumes the message.
+  virtual std::shared_ptr<Transfer> receive(int peer, const MessageKey& key, std::vector<TensorView> targets,
+                                            std::shared_ptr<void> keepalive) = 0;
+
+  // Starts a step: what is left of earlier epochs is cancelled here and dropped on arrival.
+  virtual void begin_epoch(std::uint32_t epoch) = 0;
+  // Gives up the current epoch on every rank: their transfers of this epoch raise StageFailed with `text`.
+  virtual void abort(std::uint32_t epoch, const std::string& text) = 0;
+  // The text of an abort of `epoch` that this rank or another has sent, if any.
+  virtual std::optional<std::string> aborted(std::uint32_t epoch) const = 0;
+  // When true, the loss of any rank fails the transfers with all of them (a pipeline needs every stage).
+  virtual void set_fail_together(bool value) = 0;
+
+  // Cancels what is pending, says goodbye, frees everything. Idempotent. Transfers raise afterwards.
+  virtual void close() = 0;
+  virtual LinkCounters counters(int peer) const = 0;
+};
+
+// Half-made communicator: an address to publish, then connect() once everybody's is known.
+class PC_API Listener {
+ public:
+  virtual ~Listener() = default;
+  // Opaque text: machine identity, socket name, secret. To be given to the other ranks only.
+  virtual std::string address() const = 0;
+  // Connects to every rank (addresses[i] is rank i's) and closes the listening socket. Throws a transport error that
+  // names the ranks that did not answer by the deadline; ranks on other hosts are a transport error too.
+  virtual std::shared_ptr<Communicator> connect(int rank, const std::vector<std::string>& addresses,
+                                                CommunicatorOptions options, Nanoseconds timeout,
+                                                const InterruptCheck& interrupt = {}) = 0;
+};
+
+PC_API std::unique_ptr<Listener> make_listener();
+// Why `peer_address` can or cannot be reached through shared memory; empty when it can.
+PC_API std::string why_unreachable(const std::string& own_address, const std::string& peer_address);
+
+}  // namespace pipecomm

@@ -1,0 +1,174 @@
+// Header fields to bytes and back, with the checks that make bytes from elsewhere safe to use.
+#include "transport/header.h"
+
+#include <array>
+#include <bit>
+#include <cstring>
+
+namespace pipecomm {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "the wire format is written by copying little-endian fields");
+
+constexpr std::uint32_t kMagic = 0x314d4350;  // "PCM1"
+constexpr std::uint16_t kRequiresGrad = 1;
+constexpr std::uint16_t kAbsent = 2;
+constexpr std::uint64_t kMaxTensorNbytes = std::uint64_t{1} << 48;
+
+struct FixedHeader {
+  std::uint32_t magic;
+  std::uint16_t version;
+  std::uint16_t header_nbytes;
+  std::uint8_t codec;
+  std::uint8_t dtype;
+  std::uint8_t ndim;
+  std::uint8_t direction;
+  std::uint16_t group_size;
+  std::uint16_t flags;
+  std::uint16_t part_index;
+  std::uint16_t num_parts;
+  std::int32_t microbatch;
+  std::uint32_t epoch;
+  std::uint32_t checksum;  // CRC-32C of the whole header with this field 0
+  std::int64_t tag;
+  std::uint64_t seq;
+  std::uint64_t payload_nbytes;
+  std::uint64_t wire_nbytes;
+};
+static_assert(sizeof(FixedHeader) == kFixedHeaderNbytes);
+
+constexpr std::array<std::uint32_t, 256> make_crc_table() {
+  std::array<std::uint32_t, 256> table{};
+  for (std::uint32_t i = 0; i < 256; ++i) {
+    std::uint32_t value = i;
+    for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ ((value & 1u) ? 0x82f63b78u : 0u);
+    table[i] = value;
+  }
+  return table;
+}
+
+void require(bool holds, const std::string& expected) {
+  if (!holds) throw Error(ErrorKind::transport, "message header refused: expected " + expected);
+}
+
+// Product of the extents times the element size, refused when negative or beyond any machine.
+std::uint64_t checked_nbytes(DType dtype, const std::vector<std::int64_t>& shape) {
+  std::uint64_t nbytes = dtype_nbytes(dtype);
+  bool is_empty = false;
+  for (const std::int64_t extent : shape) {
+    require(extent >= 0, "extents of 0 or more; got " + std::to_string(extent));
+    if (extent == 0) is_empty = true;
+    const auto factor = static_cast<std::uint64_t>(extent == 0 ? 1 : extent);
+    require(nbytes <= kMaxTensorNbytes / factor, "a tensor of at most 2^48 bytes; got " + describe_tensor(dtype, shape));
+    nbytes *= factor;
+  }
+  return is_empty ? 0 : nbytes;
+}
+
+void check_fixed(const FixedHeader& fixed, std::size_t available) {
+  require(fixed.magic == kMagic, "the magic number PCM1; got " + std::to_string(fixed.magic));
+  require(fixed.version == kWireVersion,
+          "wire version " + std::to_string(kWireVersion) + "; got " + std::to_string(fixed.version));
+  require(fixed.ndim <= kMaxDims, "at most 16 dimensions; got " + std::to_string(fixed.ndim));
+  require(fixed.header_nbytes == kFixedHeaderNbytes + 8u * fixed.ndim && fixed.header_nbytes <= available,
+          "a header length that fits its record; got " + std::to_string(fixed.header_nbytes));
+  require(is_known_dtype(fixed.dtype), "a known dtype; got " + std::to_string(fixed.dtype));
+  require(is_known_codec(fixed.codec, fixed.group_size), "a known codec; got " + std::to_string(fixed.codec));
+  require(fixed.direction <= static_cast<std::uint8_t>(Direction::backward),
+          "a known direction; got " + std::to_string(fixed.direction));
+  require(fixed.num_parts > 0 && fixed.part_index < fixed.num_parts, "a part index below the number of parts");
+}
+
+}  // namespace
+
+std::uint32_t crc32c(std::span<const std::byte> bytes) {
+  static constexpr auto kTable = make_crc_table();
+  std::uint32_t crc = ~0u;
+  for (const std::byte byte : bytes) crc = (crc >> 8) ^ kTable[(crc ^ static_cast<std::uint32_t>(byte)) & 0xffu];
+  return ~crc;
+}
+
+void write_header(const MessageHeader& header, std::byte* out) {
+  FixedHeader fixed{};
+  fixed.magic = kMagic;
+  fixed.version = kWireVersion;
+  fixed.header_nbytes = static_cast<std::uint16_t>(header.nbytes());
+  fixed.codec = static_cast<std::uint8_t>(header.codec.id);
+  fixed.dtype = static_cast<std::uint8_t>(header.dtype);
+  fixed.ndim = static_cast<std::uint8_t>(header.shape.size());
+  fixed.direction = static_cast<std::uint8_t>(header.key.direction);
+  fixed.group_size = header.codec.group_size;
+  fixed.flags = static_cast<std::uint16_t>((header.requires_grad ? kRequiresGrad : 0) | (header.absent ? kAbsent : 0));
+  fixed.part_index = header.part_index;
+  fixed.num_parts = header.num_parts;
+  fixed.microbatch = header.key.microbatch;
+  fixed.epoch = header.key.epoch;
+  fixed.tag = header.key.tag;
+  fixed.seq = header.seq;
+  fixed.payload_nbytes = header.payload_nbytes;
+  fixed.wire_nbytes = header.wire_nbytes;
+  std::memcpy(out, &fixed, sizeof(fixed));
+  if (!header.shape.empty()) std::memcpy(out + sizeof(fixed), header.shape.data(), 8 * header.shape.size());
+  fixed.checksum = crc32c({out, header.nbytes()});
+  std::memcpy(out + offsetof(FixedHeader, checksum), &fixed.checksum, sizeof(fixed.checksum));
+}
+
+MessageHeader read_header(std::span<const std::byte> bytes) {
+  require(bytes.size() >= kFixedHeaderNbytes, "at least 64 bytes; got " + std::to_string(bytes.size()));
+  FixedHeader fixed;
+  std::memcpy(&fixed, bytes.data(), sizeof(fixed));
+  check_fixed(fixed, bytes.size());
+  std::array<std::byte, kMaxHeaderNbytes> copy{};
+  std::memcpy(copy.data(), bytes.data(), fixed.header_nbytes);
+  std::memset(copy.data() + offsetof(FixedHeader, checksum), 0, sizeof(fixed.checksum));
+  require(crc32c({copy.data(), fixed.header_nbytes}) == fixed.checksum, "a matching checksum");
+
+  MessageHeader header;
+  header.key = {fixed.tag, static_cast<Direction>(fixed.direction), fixed.microbatch, fixed.epoch};
+  header.codec = {static_cast<CodecId>(fixed.codec), fixed.group_size};
+  header.dtype = static_cast<DType>(fixed.dtype);
+  header.requires_grad = (fixed.flags & kRequiresGrad) != 0;
+  header.absent = (fixed.flags & kAbsent) != 0;
+  header.part_index = fixed.part_index;
+  header.num_parts = fixed.num_parts;
+  header.seq = fixed.seq;
+  header.shape.resize(fixed.ndim);
+  if (fixed.ndim > 0) std::memcpy(header.shape.data(), copy.data() + sizeof(fixed), 8u * fixed.ndim);
+  header.payload_nbytes = header.absent ? 0 : checked_nbytes(header.dtype, header.shape);
+  require(header.payload_nbytes == fixed.payload_nbytes, "payload bytes that fit the shape");
+  require(header.codec.id == CodecId::raw || is_quantizable(header.dtype), "a float dtype for a quantizing codec");
+  header.wire_nbytes = header.absent ? 0 : chunked_wire_nbytes(header.codec, header.dtype, header.shape);
+  require(header.wire_nbytes == fixed.wire_nbytes, "wire bytes that fit codec and shape");
+  return header;
+}
+
+Grid grid_of(const std::vector<std::int64_t>& shape) {
+  Grid grid;
+  if (shape.empty()) return grid;
+  grid.cols = shape.back();
+  for (std::size_t i = 0; i + 1 < shape.size(); ++i) grid.rows *= shape[i];
+  return grid;
+}
+
+std::uint64_t chunked_wire_nbytes(const CodecSpec& codec, DType dtype, const std::vector<std::int64_t>& shape) {
+  const std::uint64_t payload_nbytes = checked_nbytes(dtype, shape);
+  if (codec.id == CodecId::raw || payload_nbytes == 0) return payload_nbytes;
+  const Grid grid = grid_of(shape);
+  const std::int64_t end = num_groups(codec, grid);
+  std::uint64_t total = 0;
+  for (std::int64_t group = 0; group < end;) {
+    const std::int64_t next = groups_that_fit(codec, grid, group, kChunkNbytes);
+    require(next > group, "groups that fit a chunk");
+    total += wire_nbytes(codec, grid, group, next);
+    group = next;
+  }
+  return total;
+}
+
+std::string describe_tensor(DType dtype, const std::vector<std::int64_t>& shape) {
+  std::string text = std::string(dtype_name(dtype)) + " [";
+  for (std::size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+}  // namespace pipecomm

@@ -1,0 +1,51 @@
+// The bytes in front of every tensor on the wire: 64 + 8 per dimension, little endian. docs/wire_format.md draws them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/api.h"
+#include "transport/message.h"
+
+namespace pipecomm {
+
+inline constexpr std::uint16_t kWireVersion = 1;
+inline constexpr std::size_t kFixedHeaderNbytes = 64;
+inline constexpr std::size_t kMaxHeaderNbytes = kFixedHeaderNbytes + 8 * kMaxDims;
+// Tensor bytes, or the wire bytes of whole groups, per record. Both ends split alike, so it is part of the format.
+inline constexpr std::size_t kChunkNbytes = std::size_t{256} << 10;
+
+struct MessageHeader {
+  MessageKey key;
+  CodecSpec codec;
+  DType dtype = DType::uint8;
+  bool requires_grad = false;
+  bool absent = false;
+  std::uint16_t part_index = 0;
+  std::uint16_t num_parts = 1;
+  std::uint64_t seq = 0;             // counts the headers of a channel from 0; a gap is an error
+  std::uint64_t payload_nbytes = 0;  // of the tensor
+  std::uint64_t wire_nbytes = 0;     // that follow the headers, in all chunks
+  std::vector<std::int64_t> shape;
+
+  std::size_t nbytes() const { return kFixedHeaderNbytes + 8 * shape.size(); }
+};
+
+// Writes header.nbytes() bytes.
+PC_API void write_header(const MessageHeader& header, std::byte* out);
+// Checks every field against the others and the checksum before it believes any; throws a transport error.
+PC_API MessageHeader read_header(std::span<const std::byte> bytes);
+// CRC-32C (Castagnoli), as in RFC 3720 appendix B.4.
+PC_API std::uint32_t crc32c(std::span<const std::byte> bytes);
+
+// [rows, cols] of a shape: cols is the last dimension, a scalar is 1 x 1.
+PC_API Grid grid_of(const std::vector<std::int64_t>& shape);
+// Wire bytes of one whole tensor, split into the channel's chunks.
+PC_API std::uint64_t chunked_wire_nbytes(const CodecSpec& codec, DType dtype, const std::vector<std::int64_t>& shape);
+// "float32 [4, 16]"
+PC_API std::string describe_tensor(DType dtype, const std::vector<std::int64_t>& shape);
+
+}  // namespace pipecomm

@@ -1,0 +1,76 @@
+// Matching by (source, key, order).
+#include "transport/inbox.h"
+
+namespace pipecomm {
+namespace {
+
+bool accepts(const TransferState& receive, int source, const MessageKey& key) {
+  return (receive.peer() == source || receive.peer() == kAnySource) && receive.key == key;
+}
+
+}  // namespace
+
+InMessagePtr Inbox::post(const TransferPtr& receive) {
+  for (auto item = parked_.begin(); item != parked_.end(); ++item) {
+    if (!accepts(*receive, (*item)->source, (*item)->key)) continue;
+    InMessagePtr message = *item;
+    parked_.erase(item);
+    return message;
+  }
+  posted_.push_back(receive);
+  return nullptr;
+}
+
+bool Inbox::withdraw(const TransferPtr& receive) { return std::erase(posted_, receive) > 0; }
+
+InMessagePtr Inbox::open(int source, const MessageHeader& header) {
+  auto message = std::make_shared<InMessage>();
+  message->source = source;
+  message->key = header.key;
+  message->num_parts = header.num_parts;
+  message->seq = header.seq;
+  if (header.key.epoch < epoch_) {
+    message->is_dropped = true;
+    return message;
+  }
+  for (auto item = posted_.begin(); item != posted_.end(); ++item) {
+    if (!accepts(**item, source, header.key)) continue;
+    message->receiver = *item;
+    message->is_direct = (*item)->has_targets;
+    (*item)->set_peer(source);
+    posted_.erase(item);
+    return message;
+  }
+  // Nobody asks for anything from there: the ring holds it without a copy, and its sender feels the pressure.
+  if (!expects_from(source) || is_over_parking_limit()) return nullptr;
+  parked_.push_back(message);
+  return message;
+}
+
+void Inbox::park(const InMessagePtr& message) { parked_.push_front(message); }
+
+std::vector<TransferPtr> Inbox::begin_epoch(std::uint32_t epoch) {
+  epoch_ = epoch;
+  std::erase_if(parked_, [&](const InMessagePtr& message) {
+    if (message->key.epoch >= epoch) return false;
+    message->is_dropped = true;
+    for (ReceivedPart& part : message->parts) part.block.reset();
+    return true;
+  });
+  return take_if([&](const TransferState& receive) { return receive.key.epoch < epoch; });
+}
+
+bool Inbox::expects_from(int source) const {
+  for (const TransferPtr& receive : posted_) {
+    if (receive->peer() == source || receive->peer() == kAnySource) return true;
+  }
+  return false;
+}
+
+std::size_t Inbox::parked_nbytes() const {
+  std::size_t total = 0;
+  for (const InMessagePtr& message : parked_) total += message->payload;
+  return total;
+}
+
+}  // namespace pipecomm

@@ -1,0 +1,70 @@
+// Which message goes to which receive: posted receives, parked messages, and the epoch that divides old from new.
+// One per communicator; used under the progress lock.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+
+#include "transport/header.h"
+#include "transport/transfer.h"
+
+namespace pipecomm {
+
+// A message that has begun to arrive.
+struct InMessage {
+  int source = 0;
+  MessageKey key;
+  std::uint16_t num_parts = 1;
+  std::uint64_t seq = 0;
+  TransferPtr receiver;            // none: parked, or dropped
+  bool is_direct = false;          // bytes go straight into the receiver's targets
+  bool is_dropped = false;
+  bool is_complete = false;
+  std::vector<ReceivedPart> parts;
+  std::size_t payload = 0;
+  std::size_t wire = 0;
+  std::int64_t started_ns = 0;
+};
+using InMessagePtr = std::shared_ptr<InMessage>;
+
+class Inbox {
+ public:
+  explicit Inbox(std::size_t max_parked_nbytes) : max_parked_nbytes_(max_parked_nbytes) {}
+
+  // Adds a receive; gives the parked message that answers it, already taken from the parked ones, if there is one.
+  InMessagePtr post(const TransferPtr& receive);
+  // Takes a receive back; false when it was not waiting here.
+  bool withdraw(const TransferPtr& receive);
+  // Decides where an arriving message goes; nullptr: leave it in the ring for now.
+  InMessagePtr open(int source, const MessageHeader& header);
+  // A message lost its receiver: it waits for the next one that matches.
+  void park(const InMessagePtr& message);
+
+  std::uint32_t epoch() const { return epoch_; }
+  // Drops parked messages of earlier epochs; gives the receives that waited for them.
+  std::vector<TransferPtr> begin_epoch(std::uint32_t epoch);
+  // Takes out and gives every posted receive for which the predicate holds.
+  template <typename Predicate>
+  std::vector<TransferPtr> take_if(Predicate&& predicate) {
+    std::vector<TransferPtr> taken;
+    std::erase_if(posted_, [&](const TransferPtr& receive) {
+      if (!predicate(*receive)) return false;
+      taken.push_back(receive);
+      return true;
+    });
+    return taken;
+  }
+  bool expects_from(int source) const;
+  bool is_over_parking_limit() const { return parked_nbytes() > max_parked_nbytes_; }
+
+ private:
+  std::size_t parked_nbytes() const;
+
+  const std::size_t max_parked_nbytes_;
+  std::uint32_t epoch_ = 0;
+  std::deque<TransferPtr> posted_;
+  std::deque<InMessagePtr> parked_;
+};
+
+}  // namespace pipecomm

@@ -1,0 +1,55 @@
+// Control messages to bytes and back.
+#include "transport/lifeline.h"
+
+#include <cstring>
+
+#include "base/error.h"
+
+namespace pipecomm {
+namespace {
+
+struct Prefix {
+  std::uint32_t kind;
+  std::uint32_t reserved;
+  std::uint64_t value;
+};
+
+}  // namespace
+
+void Lifeline::send(ControlKind kind, std::uint64_t value, const std::string& text, int fd) {
+  if (!socket_) return;
+  const Prefix prefix{static_cast<std::uint32_t>(kind), 0, value};
+  std::string bytes(reinterpret_cast<const char*>(&prefix), sizeof(prefix));
+  bytes += text.substr(0, kMaxSocketMessageNbytes - sizeof(prefix));
+  outgoing_.push_back({std::move(bytes), fd});
+  flush();
+}
+
+bool Lifeline::flush() {
+  while (socket_ && !outgoing_.empty()) {
+    const SocketStatus status = send_message(socket_, outgoing_.front().bytes, outgoing_.front().fd);
+    if (status == SocketStatus::would_block) return false;
+    // A closed socket is noticed by receive(), after the peer's last messages have been read.
+    outgoing_.pop_front();
+    wake_peer();
+  }
+  return true;
+}
+
+std::optional<Control> Lifeline::receive() {
+  if (!socket_) return std::nullopt;
+  SocketMessage message;
+  const SocketStatus status = receive_message(socket_, message);
+  if (status == SocketStatus::would_block) return std::nullopt;
+  if (status == SocketStatus::closed) {
+    socket_.reset();
+    return std::nullopt;
+  }
+  Prefix prefix;
+  if (message.bytes.size() < sizeof(prefix)) throw Error(ErrorKind::transport, "control message refused: too short");
+  std::memcpy(&prefix, message.bytes.data(), sizeof(prefix));
+  return Control{static_cast<ControlKind>(prefix.kind), prefix.value, message.bytes.substr(sizeof(prefix)),
+                 std::move(message.fd)};
+}
+
+}  // namespace pipecomm

@@ -1,0 +1,56 @@
+// The socket between two ranks that stays open: its end of file means the peer is gone. It also carries the few
+// control messages: ring set-up, aborts, goodbyes and complaints. Used under the progress lock only.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+
+#include "memory/segment.h"
+#include "transport/doorbell.h"
+#include "transport/socket.h"
+
+namespace pipecomm {
+
+enum class ControlKind : std::uint32_t {
+  ring_wanted = 1,  // to the receiver: make a ring, I have something to send
+  ring_made = 2,    // to the sender: here it is (with a descriptor)
+  refused = 3,      // to a sender: the message number `value` did not fit what was asked for; text says why
+  abort = 4,        // epoch `value` is given up; text says why
+  goodbye = 5,      // closed on purpose
+};
+
+struct Control {
+  ControlKind kind;
+  std::uint64_t value = 0;
+  std::string text;
+  Fd fd;
+};
+
+class Lifeline {
+ public:
+  Lifeline(Fd socket, Segment peer_doorbell) : socket_(std::move(socket)), peer_doorbell_(std::move(peer_doorbell)) {}
+
+  int fd() const { return socket_.get(); }
+  bool is_open() const { return static_cast<bool>(socket_); }
+  // Queues and sends what the socket takes; the peer is woken to read it. `fd` must stay open until flush() is true.
+  void send(ControlKind kind, std::uint64_t value, const std::string& text, int fd = -1);
+  // Sends what is queued; true when nothing is left.
+  bool flush();
+  // The next control message; closes and gives nothing at end of file.
+  std::optional<Control> receive();
+  void wake_peer() { ring_doorbell(*reinterpret_cast<DoorbellWords*>(peer_doorbell_.data())); }
+  void close() { socket_.reset(); }
+
+ private:
+  struct Outgoing {
+    std::string bytes;
+    int fd;
+  };
+  Fd socket_;
+  Segment peer_doorbell_;
+  std::deque<Outgoing> outgoing_;
+};
+
+}  // namespace pipecomm

@@ -1,0 +1,121 @@
+// Control messages, and what is left to do when a peer goes.
+#include "transport/link.h"
+
+#include <cstdio>
+
+#include "transport/progress.h"
+
+namespace pipecomm {
+
+Link::Link(int peer, Lifeline lifeline, Inbox& inbox, const CommunicatorOptions& options, Events events)
+    : peer_(peer),
+      inbox_(inbox),
+      options_(options),
+      events_(std::move(events)),
+      lifeline_(std::move(lifeline)),
+      sender_(options.emulation),
+      receiver_(peer, inbox, options.pool,
+                [this](std::uint64_t seq, const std::string& text) { lifeline_.send(ControlKind::refused, seq, text); }) {}
+
+bool Link::poll() {
+  bool moved = false;
+  try {
+    if (!gone_) moved |= sender_.pump(counters_);
+    const std::uint64_t received_before = counters_.messages_received;
+    moved |= receiver_.pump(counters_, [this] { lifeline_.wake_peer(); });
+    if (counters_.messages_received != received_before) last_received_ns_ = now_ns();
+    end_when_drained();
+  } catch (const Error& error) {
+    break_off(error);
+  }
+  if (moved) lifeline_.wake_peer();
+  return moved;
+}
+
+void Link::poll_socket() {
+  try {
+    lifeline_.flush();
+    while (auto control = lifeline_.receive()) handle(*control);
+    if (sender_.wants_ring() && !is_ring_requested_ && lifeline_.is_open()) {
+      is_ring_requested_ = true;
+      lifeline_.send(ControlKind::ring_wanted, 0, "");
+    }
+    if (!lifeline_.is_open()) mark_gone(ErrorKind::peer_lost, "its process ended without a goodbye");
+    end_when_drained();
+  } catch (const Error& error) {
+    break_off(error);
+  }
+}
+
+void Link::send(const TransferPtr& transfer) {
+  sender_.post(transfer);
+  if (sender_.wants_ring() && !is_ring_requested_) {
+    is_ring_requested_ = true;
+    lifeline_.send(ControlKind::ring_wanted, 0, "");
+  }
+}
+
+void Link::handle(Control& control) {
+  switch (control.kind) {
+    case ControlKind::ring_wanted:
+      offer_ring();
+      break;
+    case ControlKind::ring_made:
+      if (control.fd) sender_.set_ring(RingWriter(Segment::adopt(control.fd.release(), control.value)));
+      break;
+    case ControlKind::refused: {
+      const Error error(ErrorKind::message_mismatch, "rank " + std::to_string(peer_) + " refused a message: " + control.text);
+      if (!sender_.complain(control.value, error)) std::fprintf(stderr, "pipecomm: %s\n", error.what());
+      break;
+    }
+    case ControlKind::abort:
+      events_.on_abort(static_cast<std::uint32_t>(control.value), control.text);
+      break;
+    case ControlKind::goodbye:
+      mark_gone(ErrorKind::transport, "it closed the process group");
+      break;
+  }
+}
+
+void Link::offer_ring() {
+  if (receiver_.has_ring()) return;
+  RingReader& ring = receiver_.make_ring(options_.ring_nbytes);
+  lifeline_.send(ControlKind::ring_made, ring_segment_nbytes(options_.ring_nbytes), "", ring.fd());
+}
+
+// What came from the peer cannot be believed: nothing more is taken from it.
+void Link::break_off(const Error& error) {
+  lifeline_.close();
+  receiver_.drop_ring();
+  mark_gone(ErrorKind::peer_lost, error.what());
+  receiver_.fail_current(*gone_);
+  has_announced_end_ = true;
+  events_.on_gone(*this);
+}
+
+void Link::mark_gone(ErrorKind kind, const std::string& text) {
+  if (gone_) return;
+  const std::string verb = kind == ErrorKind::peer_lost ? " is lost: " : " has left: ";
+  gone_ = Error(kind, "rank " + std::to_string(peer_) + verb + text);
+}
+
+// What the peer had sent before it went still counts; only then its absence ends what waits for it.
+void Link::end_when_drained() {
+  if (!gone_ || (has_announced_end_ && !inbox_.expects_from(peer_))) return;
+  while (receiver_.pump(counters_, [] {})) {
+  }
+  if (!receiver_.is_drained() && !receiver_.is_blocked()) return;
+  has_announced_end_ = true;
+  receiver_.fail_current(*gone_);
+  events_.on_gone(*this);
+}
+
+std::string Link::last_activity() const {
+  const std::string who = "last message from rank " + std::to_string(peer_) + ": ";
+  if (last_received_ns_ == 0) return who + "none so far";
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.1f s ago", static_cast<double>(now_ns() - last_received_ns_) / 1e9);
+  return who + text;
+}
+
+}  // namespace pipecomm

@@ -1,0 +1,65 @@
+// One neighbour, both directions: its life line, what goes out, what comes in. Used under the progress lock.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "transport/lifeline.h"
+#include "transport/receiver.h"
+#include "transport/sender.h"
+
+namespace pipecomm {
+
+class Link {
+ public:
+  struct Events {
+    // Another rank gave up an epoch.
+    std::function<void(std::uint32_t, const std::string&)> on_abort;
+    // This peer is gone: unexpectedly, or after a goodbye.
+    std::function<void(Link&)> on_gone;
+  };
+
+  Link(int peer, Lifeline lifeline, Inbox& inbox, const CommunicatorOptions& options, Events events);
+
+  bool poll();
+  void poll_socket();
+  std::int64_t due_ns() const { return receiver_.due_ns(); }
+
+  void send(const TransferPtr& transfer);
+  // Why nothing can be sent to, or will come from, this peer (any more); none while it is there.
+  const std::optional<Error>& gone() const { return gone_; }
+  bool is_lost() const { return gone_ && gone_->kind() != ErrorKind::transport; }
+  // True when a record waits in front that nobody asks for.
+  bool is_blocked() const { return receiver_.is_blocked(); }
+  // "last message from rank 1: 0.3 s ago" or "... none so far".
+  std::string last_activity() const;
+
+  Sender& sender() { return sender_; }
+  Receiver& receiver() { return receiver_; }
+  Lifeline& lifeline() { return lifeline_; }
+  LinkCounters counters() const { return counters_; }
+  int peer() const { return peer_; }
+
+ private:
+  void handle(Control& control);
+  void offer_ring();
+  void break_off(const Error& error);
+  void mark_gone(ErrorKind kind, const std::string& text);
+  void end_when_drained();
+
+  const int peer_;
+  Inbox& inbox_;
+  const CommunicatorOptions& options_;
+  const Events events_;
+  Lifeline lifeline_;
+  Sender sender_;
+  Receiver receiver_;
+  LinkCounters counters_;
+  bool is_ring_requested_ = false;
+  bool has_announced_end_ = false;
+  std::optional<Error> gone_;
+  std::int64_t last_received_ns_ = 0;
+};
+
+}  // namespace pipecomm

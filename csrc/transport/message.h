@@ -1,0 +1,65 @@
+// What a message is to those who send and receive it: a key to match by and tensors to carry.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/api.h"
+#include "base/dtype.h"
+#include "codec/codec.h"
+#include "memory/pool.h"
+
+namespace pipecomm {
+
+enum class Direction : std::uint8_t { none = 0, forward = 1, backward = 2 };
+
+inline constexpr int kAnySource = -1;
+inline constexpr std::int32_t kNoMicrobatch = -1;
+inline constexpr int kMaxDims = 16;
+
+// Messages match by (source, tag, direction, microbatch, epoch) and arrive in the order they were sent.
+// A lower epoch than the receiver's current one belongs to a step that was given up: it is dropped on arrival.
+struct MessageKey {
+  std::int64_t tag = 0;
+  Direction direction = Direction::none;
+  std::int32_t microbatch = kNoMicrobatch;
+  std::uint32_t epoch = 0;
+
+  bool operator==(const MessageKey&) const = default;
+};
+
+// A contiguous tensor in memory that somebody else owns.
+struct TensorView {
+  void* data = nullptr;
+  DType dtype = DType::uint8;
+  std::vector<std::int64_t> shape;
+
+  std::int64_t numel() const {
+    std::int64_t count = 1;
+    for (const std::int64_t extent : shape) count *= extent;
+    return count;
+  }
+  std::size_t nbytes() const { return static_cast<std::size_t>(numel()) * dtype_nbytes(dtype); }
+};
+
+// One tensor of an outgoing message.
+struct SendPart {
+  TensorView tensor;
+  CodecSpec codec;
+  // The sender wants a gradient back for this tensor.
+  bool requires_grad = false;
+  // There is no tensor: the place holder of a gradient that does not exist.
+  bool absent = false;
+};
+
+// One tensor of an incoming message. `block` owns the memory when the receiver gave no target.
+struct ReceivedPart {
+  Block block;
+  DType dtype = DType::uint8;
+  std::vector<std::int64_t> shape;
+  bool requires_grad = false;
+  bool absent = false;
+};
+
+}  // namespace pipecomm

@@ -1,0 +1,206 @@
+// Records to tensors.
+#include "transport/receiver.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "transport/progress.h"
+
+namespace pipecomm {
+namespace {
+
+// Records taken before others get their turn under the progress lock.
+constexpr int kRecordsPerPump = 4;
+
+}  // namespace
+
+bool Receiver::pump(LinkCounters& counters, const std::function<void()>& wake_writer) {
+  due_ns_ = INT64_MAX;
+  is_blocked_ = false;
+  int num_taken = 0;
+  while (ring_ && num_taken < kRecordsPerPump) {
+    const auto record = ring_->front();
+    if (!record) break;
+    if (record->info.ready_ns > now_ns()) {
+      due_ns_ = record->info.ready_ns;
+      break;
+    }
+    std::size_t header_nbytes = 0;
+    if (!is_in_part_) {
+      const MessageHeader header = read_header({record->data, record->info.nbytes});
+      if (!begin_part(header)) {
+        is_blocked_ = true;
+        break;
+      }
+      header_nbytes = header.nbytes();
+      if (message_->started_ns == 0) message_->started_ns = record->info.sent_ns;
+    }
+    message_->wire += record->info.nbytes;
+    take_chunk(record->data + header_nbytes, record->info.nbytes - header_nbytes);
+    if (ring_->pop()) wake_writer();
+    ++num_taken;
+    if (wire_left_ == 0) end_part(counters);
+  }
+  return num_taken > 0;
+}
+
+bool Receiver::is_drained() { return !ring_ || !ring_->front(); }
+
+bool Receiver::begin_part(const MessageHeader& header) {
+  if (header.seq != next_seq_) {
+    throw Error(ErrorKind::transport, "expected message part " + std::to_string(next_seq_) + "; got " +
+                                          std::to_string(header.seq) + ": bytes of the channel were lost");
+  }
+  if (header.part_index == 0) {
+    message_ = inbox_.open(source_, header);
+    if (!message_) return false;
+  } else if (!message_ || message_->parts.size() != header.part_index || message_->num_parts != header.num_parts) {
+    throw Error(ErrorKind::transport, "expected the next part of a message; got part " +
+                                          std::to_string(header.part_index) + " of " + std::to_string(header.num_parts));
+  }
+  ++next_seq_;
+  header_ = header;
+  position_ = 0;
+  wire_left_ = header.wire_nbytes;
+  is_in_part_ = true;
+  message_->payload += header.payload_nbytes;
+  ReceivedPart part;
+  part.dtype = header.dtype;
+  part.shape = header.shape;
+  part.requires_grad = header.requires_grad;
+  part.absent = header.absent;
+  message_->parts.push_back(std::move(part));
+  prepare_target();
+  return true;
+}
+
+void Receiver::prepare_target() {
+  target_ = nullptr;
+  if (message_->is_dropped) return;
+  const std::size_t index = message_->parts.size() - 1;
+  if (message_->is_direct) {
+    if (fits_targets(*message_, index, header_.dtype, header_.shape)) {
+      target_ = static_cast<std::byte*>(message_->receiver->targets[index].data);
+    }
+    return;
+  }
+  if (header_.payload_nbytes == 0) return;
+  try {
+    message_->parts[index].block = allocate_block(pool_, header_.payload_nbytes);
+    target_ = static_cast<std::byte*>(message_->parts[index].block.data());
+  } catch (const Error& error) {
+    reject(*message_, error);
+  }
+}
+
+bool Receiver::fits_targets(InMessage& message, std::size_t index, DType dtype, const std::vector<std::int64_t>& shape) {
+  const auto& targets = message.receiver->targets;
+  const bool fits = message.num_parts == targets.size() && targets[index].dtype == dtype && targets[index].shape == shape;
+  if (fits) return true;
+  const TensorView sent{nullptr, dtype, shape};
+  reject(message, Error(ErrorKind::message_mismatch,
+                        "expected " + describe_tensors(*message.receiver) + "; got " +
+                            std::to_string(message.num_parts) + " tensor(s), number " + std::to_string(index) + ": " +
+                            describe_tensor(dtype, shape) + " (" + std::to_string(sent.nbytes()) + " bytes) from rank " +
+                            std::to_string(source_) + " (" + describe_key(message.key) +
+                            "); receive into a tensor of the sender's dtype and size"));
+  return false;
+}
+
+void Receiver::reject(InMessage& message, const Error& error) {
+  refuse_(message.seq, error.what());
+  if (message.receiver) message.receiver->fail(error);
+  message.receiver.reset();
+  message.is_dropped = true;
+  for (ReceivedPart& part : message.parts) part.block.reset();
+  target_ = nullptr;
+}
+
+void Receiver::take_chunk(const std::byte* data, std::size_t nbytes) {
+  const Grid grid = grid_of(header_.shape);
+  const auto begin = static_cast<std::int64_t>(position_);
+  const bool is_raw = header_.codec.id == CodecId::raw;
+  std::int64_t end = begin;
+  std::size_t expected = std::min<std::size_t>(kChunkNbytes, wire_left_);
+  if (!is_raw && wire_left_ > 0) {
+    end = groups_that_fit(header_.codec, grid, begin, kChunkNbytes);
+    expected = wire_nbytes(header_.codec, grid, begin, end);
+  }
+  if (nbytes != expected) {
+    throw Error(ErrorKind::transport,
+                "expected a chunk of " + std::to_string(expected) + " bytes; got " + std::to_string(nbytes));
+  }
+  wire_left_ -= nbytes;
+  if (target_ != nullptr && nbytes > 0 && !message_->is_dropped) {
+    if (is_raw) {
+      std::memcpy(target_ + position_, data, nbytes);
+    } else {
+      decode(header_.codec, header_.dtype, data, grid, begin, end, target_);
+    }
+  }
+  position_ = is_raw ? position_ + nbytes : static_cast<std::uint64_t>(end);
+}
+
+void Receiver::end_part(LinkCounters& counters) {
+  is_in_part_ = false;
+  if (message_->parts.size() < message_->num_parts) return;
+  message_->is_complete = true;
+  counters.messages_received += 1;
+  counters.payload_nbytes_received += message_->payload;
+  counters.wire_nbytes_received += message_->wire;
+  const InMessagePtr message = std::move(message_);
+  message_.reset();
+  if (message->receiver) deliver(message);
+}
+
+void Receiver::deliver(const InMessagePtr& message) {
+  const TransferPtr receive = message->receiver;
+  for (std::size_t i = 0; receive->has_targets && !message->is_direct && i < message->parts.size(); ++i) {
+    ReceivedPart& part = message->parts[i];
+    if (!fits_targets(*message, i, part.dtype, part.shape)) return;
+    const TensorView& target = receive->targets[i];
+    if (target.nbytes() > 0) std::memcpy(target.data, part.block.data(), target.nbytes());
+    part.block.reset();
+  }
+  receive->received = std::move(message->parts);
+  receive->payload = message->payload;
+  receive->wire = message->wire;
+  receive->clock.started_ns = message->started_ns;
+  receive->finish();
+}
+
+void Receiver::attach(const InMessagePtr& message, const TransferPtr& receive) {
+  message->receiver = receive;
+  receive->set_peer(source_);
+  if (message->is_complete) deliver(message);
+}
+
+void Receiver::detach(const TransferPtr& receive) {
+  if (!message_ || message_->receiver != receive) return;
+  message_->receiver.reset();
+  try {
+    for (std::size_t i = 0; message_->is_direct && i < message_->parts.size(); ++i) {
+      const TensorView& target = receive->targets[i];
+      if (target.nbytes() == 0) continue;
+      Block block = allocate_block(pool_, target.nbytes());
+      std::memcpy(block.data(), target.data, target.nbytes());
+      if (target_ == target.data) target_ = static_cast<std::byte*>(block.data());
+      message_->parts[i].block = std::move(block);
+    }
+  } catch (const Error&) {
+    message_->is_dropped = true;
+    return;
+  }
+  message_->is_direct = false;
+  inbox_.park(message_);
+}
+
+void Receiver::fail_current(const Error& error) {
+  if (!message_) return;
+  if (message_->receiver) message_->receiver->fail(error);
+  message_->receiver.reset();
+  message_->is_dropped = true;
+  target_ = nullptr;
+}
+
+}  // namespace pipecomm

@@ -1,0 +1,69 @@
+// The incoming half of a link: takes records from this rank's ring, checks them, and puts them where the inbox says.
+// Progress lock only.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "transport/inbox.h"
+#include "transport/ring.h"
+
+namespace pipecomm {
+
+class Receiver {
+ public:
+  // `refuse(seq, text)` tells the sender that a message did not fit.
+  using Refuse = std::function<void(std::uint64_t, const std::string&)>;
+
+  Receiver(int source, Inbox& inbox, std::shared_ptr<Pool> pool, Refuse refuse)
+      : source_(source), inbox_(inbox), pool_(std::move(pool)), refuse_(std::move(refuse)) {}
+
+  RingReader& make_ring(std::size_t capacity) { return ring_.emplace(RingReader::create(capacity)); }
+  bool has_ring() const { return ring_.has_value(); }
+  void drop_ring() { ring_.reset(); }
+  // Takes records; true if any was taken. Throws a transport error when the peer's bytes cannot be believed.
+  bool pump(LinkCounters& counters, const std::function<void()>& wake_writer);
+  // True when the ring holds nothing (more).
+  bool is_drained();
+  // True when a record lies in the ring that no posted receive asks for.
+  bool is_blocked() const { return is_blocked_; }
+  std::int64_t due_ns() const { return due_ns_; }
+  // Hands over a parked message, or lets `receive` wait for its rest.
+  void attach(const InMessagePtr& message, const TransferPtr& receive);
+  // Takes the receive away from a message under way; what has come is kept for the next receive.
+  void detach(const TransferPtr& receive);
+  // Ends the receive that waits for the rest of a message that will not come.
+  void fail_current(const Error& error);
+  bool is_current(const std::function<bool(const TransferState&)>& predicate) const {
+    return message_ && message_->receiver && predicate(*message_->receiver);
+  }
+
+ private:
+  bool begin_part(const MessageHeader& header);
+  void prepare_target();
+  void take_chunk(const std::byte* data, std::size_t nbytes);
+  void end_part(LinkCounters& counters);
+  void deliver(const InMessagePtr& message);
+  void reject(InMessage& message, const Error& error);
+  bool fits_targets(InMessage& message, std::size_t index, DType dtype, const std::vector<std::int64_t>& shape);
+
+  const int source_;
+  Inbox& inbox_;
+  const std::shared_ptr<Pool> pool_;
+  const Refuse refuse_;
+  std::optional<RingReader> ring_;
+  std::uint64_t next_seq_ = 0;
+  std::int64_t due_ns_ = INT64_MAX;
+  bool is_blocked_ = false;
+
+  // The message and the part under way.
+  InMessagePtr message_;
+  MessageHeader header_;
+  std::byte* target_ = nullptr;  // none: the part is dropped
+  std::uint64_t position_ = 0;   // bytes (raw) or groups (quantized) taken
+  std::uint64_t wire_left_ = 0;
+  bool is_in_part_ = false;
+};
+
+}  // namespace pipecomm

@@ -1,0 +1,118 @@
+// Records in a byte ring. A record never wraps: where it would, a pad record fills the end.
+#include "transport/ring.h"
+
+#include <cstring>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+
+namespace pipecomm {
+
+struct RingControl {
+  alignas(64) std::atomic<std::uint64_t> head;
+  alignas(64) std::atomic<std::uint64_t> tail;
+  std::atomic<std::uint32_t> writer_waits;
+};
+
+namespace {
+
+constexpr std::size_t kControlNbytes = 4096;
+constexpr std::size_t kAlign = 64;
+constexpr std::uint32_t kPad = 0xffffffffu;
+
+struct RecordPrefix {
+  std::uint32_t nbytes;
+  std::uint32_t reserved;
+  std::int64_t sent_ns;
+  std::int64_t ready_ns;
+  std::int64_t reserved_2;
+};
+static_assert(sizeof(RecordPrefix) == 32 && sizeof(RingControl) <= kControlNbytes);
+
+std::size_t record_nbytes(std::size_t payload_nbytes) {
+  return (sizeof(RecordPrefix) + payload_nbytes + kAlign - 1) / kAlign * kAlign;
+}
+
+std::size_t checked_capacity(const Segment& segment) {
+  if (segment.nbytes() <= kControlNbytes || (segment.nbytes() - kControlNbytes) % kAlign != 0) {
+    throw Error(ErrorKind::transport, "expected a ring segment of 4096 + a multiple of 64 bytes; got " +
+                                          std::to_string(segment.nbytes()) + " from the peer");
+  }
+  return segment.nbytes() - kControlNbytes;
+}
+
+}  // namespace
+
+std::size_t ring_segment_nbytes(std::size_t capacity) { return kControlNbytes + capacity; }
+
+RingWriter::RingWriter(Segment segment)
+    : segment_(std::move(segment)),
+      control_(reinterpret_cast<RingControl*>(segment_.data())),
+      data_(segment_.data() + kControlNbytes),
+      capacity_(checked_capacity(segment_)) {}
+
+bool RingWriter::has_room(std::size_t needed) const { return capacity_ - (head_ - control_->tail.load()) >= needed; }
+
+std::byte* RingWriter::reserve(std::size_t nbytes) {
+  const std::size_t needed = record_nbytes(nbytes);
+  const std::size_t left_before_end = capacity_ - head_ % capacity_;
+  const std::size_t pad = needed > left_before_end ? left_before_end : 0;
+  if (!has_room(pad + needed)) {
+    control_->writer_waits.store(1);
+    if (!has_room(pad + needed)) return nullptr;
+  }
+  if (pad > 0) {
+    std::memcpy(data_ + head_ % capacity_, &kPad, sizeof(kPad));
+    head_ += pad;
+  }
+  record_ = head_;
+  return data_ + record_ % capacity_ + sizeof(RecordPrefix);
+}
+
+void RingWriter::publish(const RecordInfo& info) {
+  const RecordPrefix prefix{info.nbytes, 0, info.sent_ns, info.ready_ns, 0};
+  std::memcpy(data_ + record_ % capacity_, &prefix, sizeof(prefix));
+  head_ = record_ + record_nbytes(info.nbytes);
+  control_->head.store(head_);
+}
+
+RingReader::RingReader(Segment segment, std::size_t capacity)
+    : segment_(std::move(segment)),
+      control_(new (segment_.data()) RingControl{}),
+      data_(segment_.data() + kControlNbytes),
+      capacity_(capacity) {}
+
+RingReader RingReader::create(std::size_t capacity) {
+  return RingReader(Segment::create(ring_segment_nbytes(capacity)), capacity);
+}
+
+std::optional<RingReader::Record> RingReader::front() {
+  const std::uint64_t available = control_->head.load() - tail_;
+  if (available == 0) return std::nullopt;
+  const std::size_t offset = tail_ % capacity_;
+  const std::size_t left_before_end = capacity_ - offset;
+  RecordPrefix prefix;
+  std::memcpy(&prefix, data_ + offset, sizeof(prefix));
+  if (prefix.nbytes == kPad && left_before_end < available) {
+    tail_ += left_before_end;
+    return front();
+  }
+  const std::size_t whole = record_nbytes(prefix.nbytes);
+  if (available > capacity_ || whole > available || whole > left_before_end) {
+    throw Error(ErrorKind::transport, "expected a record that lies inside the ring; got " +
+                                          std::to_string(prefix.nbytes) + " bytes with " + std::to_string(available) +
+                                          " available: the peer's process is damaged");
+  }
+  next_ = tail_ + whole;
+  return Record{{prefix.nbytes, prefix.sent_ns, prefix.ready_ns}, data_ + offset + sizeof(prefix)};
+}
+
+bool RingReader::pop() {
+  tail_ = next_;
+  control_->tail.store(tail_);
+  return control_->writer_waits.load() != 0 && control_->writer_waits.exchange(0) != 0;
+}
+
+}  // namespace pipecomm

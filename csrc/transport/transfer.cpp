@@ -1,0 +1,75 @@
+// Waiting for a transfer, ending one, and telling about one.
+#include "transport/transfer.h"
+
+#include "transport/header.h"
+#include "transport/progress.h"
+
+namespace pipecomm {
+
+TransferState::TransferState(int peer, MessageKey message_key, bool sends, Cancel cancel)
+    : key(message_key), is_send(sends), peer_(peer), cancel_(std::move(cancel)) {
+  clock.posted_ns = now_ns();
+}
+
+std::optional<Error> TransferState::error() const { return is_done() ? error_ : std::nullopt; }
+
+void TransferState::finish() {
+  if (is_done()) return;
+  error_ = complaint;
+  clock.done_ns = now_ns();
+  keepalive.reset();
+  is_done_.store(true, std::memory_order_release);
+  Progress::instance().kick();
+}
+
+void TransferState::fail(const Error& error) {
+  if (is_done()) return;
+  complaint = error;
+  // A send whose bytes are still being read keeps its tensors; its link drops them.
+  std::shared_ptr<void> kept = keepalive;
+  finish();
+  if (is_send) keepalive = std::move(kept);
+}
+
+void TransferState::wait(Nanoseconds timeout, const InterruptCheck& interrupt) {
+  const auto done = [this] { return is_done(); };
+  if (!done()) {
+    const std::int64_t start = now_ns();
+    const bool is_limited = timeout.count() >= 0 && timeout < std::chrono::hours(24 * 365);
+    const std::int64_t deadline = is_limited ? start + timeout.count() : INT64_MAX;
+    const TransferPtr self = shared_from_this();
+    try {
+      if (!Progress::instance().wait_until(done, deadline, interrupt)) {
+        const double waited_s = static_cast<double>(now_ns() - start) / 1e9;
+        cancel_(self, Error(ErrorKind::link_timeout, "waited " + std::to_string(waited_s) + " s"));
+      }
+    } catch (...) {
+      cancel_(self, Error(ErrorKind::transport, "the wait was interrupted"));
+      throw;
+    }
+  }
+  if (error_) throw Error(*error_);
+}
+
+std::string describe_key(const MessageKey& key) {
+  std::string text;
+  if (key.direction != Direction::none) text += key.direction == Direction::forward ? "forward, " : "backward, ";
+  if (key.microbatch != kNoMicrobatch) text += "microbatch " + std::to_string(key.microbatch) + ", ";
+  if (key.direction == Direction::none) return text + "tag " + std::to_string(key.tag);
+  return text + "step " + std::to_string(key.epoch);
+}
+
+std::string describe_tensors(const TransferState& transfer) {
+  std::string text;
+  std::size_t nbytes = 0;
+  const auto add = [&](const TensorView& tensor) {
+    text += (text.empty() ? "" : ", ") + describe_tensor(tensor.dtype, tensor.shape);
+    nbytes += tensor.nbytes();
+  };
+  for (const SendPart& part : transfer.to_send) add(part.tensor);
+  for (const TensorView& target : transfer.targets) add(target);
+  if (text.empty()) return "any tensors";
+  return text + " (" + std::to_string(nbytes) + " bytes)";
+}
+
+}  // namespace pipecomm

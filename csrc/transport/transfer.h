@@ -1,0 +1,62 @@
+// A transfer's shared state: filled in by whoever polls, read by whoever waits.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "transport/communicator.h"
+
+namespace pipecomm {
+
+class TransferState final : public Transfer, public std::enable_shared_from_this<TransferState> {
+ public:
+  using Cancel = std::function<void(const std::shared_ptr<TransferState>&, const Error&)>;
+
+  TransferState(int peer, MessageKey key, bool is_send, Cancel cancel);
+
+  bool is_done() const override { return is_done_.load(std::memory_order_acquire); }
+  std::optional<Error> error() const override;
+  void wait(Nanoseconds timeout, const InterruptCheck& interrupt) override;
+  int peer() const override { return peer_.load(); }
+  std::vector<ReceivedPart>& parts() override { return received; }
+  std::size_t payload_nbytes() const override { return payload; }
+  std::size_t wire_nbytes() const override { return wire; }
+  TransferTimes times() const override { return clock; }
+
+  // The rest is for those who move it, under the progress lock.
+  void finish();
+  void fail(const Error& error);
+  void set_peer(int peer) { peer_.store(peer); }
+
+  const MessageKey key;
+  const bool is_send;
+  std::vector<SendPart> to_send;
+  std::vector<TensorView> targets;
+  bool has_targets = false;
+  std::vector<ReceivedPart> received;
+  std::shared_ptr<void> keepalive;
+  std::size_t payload = 0;
+  std::size_t wire = 0;
+  TransferTimes clock;
+  // Set by a complaint of the receiver; the transfer ends with it once its bytes have left.
+  std::optional<Error> complaint;
+
+ private:
+  std::atomic<int> peer_;
+  std::atomic<bool> is_done_{false};
+  std::optional<Error> error_;  // written before is_done_
+  const Cancel cancel_;
+};
+
+using TransferPtr = std::shared_ptr<TransferState>;
+
+// "forward, microbatch 3, tag 0" without the fields that are not in use.
+std::string describe_key(const MessageKey& key);
+// What the transfer waits for, as far as it is known: "float32 [4, 16], 256 bytes".
+std::string describe_tensors(const TransferState& transfer);
+
+}  // namespace pipecomm
