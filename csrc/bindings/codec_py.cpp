@@ -1,0 +1,105 @@
+// Codec functions of _core: names, sizes, encode and decode of whole tensors given as addresses.
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "bindings/gil.h"
+#include "codec/codec.h"
+#include "codec/host.h"
+#if defined(PIPECOMM_HAVE_CUDA)
+#include "codec/launch.h"
+#endif
+
+namespace py = pybind11;
+
+namespace pipecomm {
+namespace {
+
+struct Call {
+  CodecSpec spec;
+  DType dtype;
+  Grid grid;
+  std::int64_t num_groups;
+};
+
+Call make_call(const std::string& codec, const std::string& dtype, std::int64_t rows, std::int64_t cols) {
+  const CodecSpec spec = parse_codec(codec);
+  const Grid grid{rows, cols};
+  return {spec, dtype_from_name(dtype), grid, num_groups(spec, grid)};
+}
+
+void encode_whole(const std::string& codec, const std::string& dtype, std::uintptr_t src, std::int64_t rows,
+                  std::int64_t cols, std::uintptr_t wire) {
+  const Call call = make_call(codec, dtype, rows, cols);
+  without_gil([&] {
+    encode(call.spec, call.dtype, reinterpret_cast<const void*>(src), call.grid, 0, call.num_groups,
+           reinterpret_cast<void*>(wire));
+    return true;
+  });
+}
+
+void decode_whole(const std::string& codec, const std::string& dtype, std::uintptr_t wire, std::int64_t rows,
+                  std::int64_t cols, std::uintptr_t dst) {
+  const Call call = make_call(codec, dtype, rows, cols);
+  without_gil([&] {
+    decode(call.spec, call.dtype, reinterpret_cast<const void*>(wire), call.grid, 0, call.num_groups,
+           reinterpret_cast<void*>(dst));
+    return true;
+  });
+}
+
+#if defined(PIPECOMM_HAVE_CUDA)
+void encode_whole_cuda(const std::string& codec, const std::string& dtype, std::uintptr_t src, std::int64_t rows,
+                       std::int64_t cols, std::uintptr_t wire, std::uintptr_t stream) {
+  const Call call = make_call(codec, dtype, rows, cols);
+  without_gil([&] {
+    encode_cuda(call.spec, call.dtype, reinterpret_cast<const void*>(src), call.grid, 0, call.num_groups,
+                reinterpret_cast<void*>(wire), reinterpret_cast<void*>(stream));
+    return true;
+  });
+}
+
+void decode_whole_cuda(const std::string& codec, const std::string& dtype, std::uintptr_t wire, std::int64_t rows,
+                       std::int64_t cols, std::uintptr_t dst, std::uintptr_t stream) {
+  const Call call = make_call(codec, dtype, rows, cols);
+  without_gil([&] {
+    decode_cuda(call.spec, call.dtype, reinterpret_cast<const void*>(wire), call.grid, 0, call.num_groups,
+                reinterpret_cast<void*>(dst), reinterpret_cast<void*>(stream));
+    return true;
+  });
+}
+#endif
+
+std::vector<std::string> usable_isas() {
+  std::vector<std::string> names;
+  for (const HostLoops* loops : usable_host_loops()) names.emplace_back(loops->name);
+  return names;
+}
+
+}  // namespace
+
+void register_codec(py::module_& module) {
+  module.def("codec_name", [](const std::string& text) { return codec_to_string(parse_codec(text)); });
+  module.def("codec_wire_nbytes", [](const std::string& text, std::int64_t rows, std::int64_t cols) {
+    const CodecSpec spec = parse_codec(text);
+    const Grid grid{rows, cols};
+    return wire_nbytes(spec, grid, 0, num_groups(spec, grid));
+  });
+  module.def("codec_encode", &encode_whole, py::arg("codec"), py::arg("dtype"), py::arg("src"), py::arg("rows"),
+             py::arg("cols"), py::arg("wire"));
+  module.def("codec_decode", &decode_whole, py::arg("codec"), py::arg("dtype"), py::arg("wire"), py::arg("rows"),
+             py::arg("cols"), py::arg("dst"));
+#if defined(PIPECOMM_HAVE_CUDA)
+  module.def("codec_encode_cuda", &encode_whole_cuda, py::arg("codec"), py::arg("dtype"), py::arg("src"),
+             py::arg("rows"), py::arg("cols"), py::arg("wire"), py::arg("stream"));
+  module.def("codec_decode_cuda", &decode_whole_cuda, py::arg("codec"), py::arg("dtype"), py::arg("wire"),
+             py::arg("rows"), py::arg("cols"), py::arg("dst"), py::arg("stream"));
+#endif
+  module.def("codec_isa", [] { return std::string(host_loops().name); }, "Instruction set of the host loops in use.");
+  module.def("codec_isas", &usable_isas, "Instruction sets that run here, slowest first; PIPECOMM_ISA forces one.");
+}
+
+}  // namespace pipecomm

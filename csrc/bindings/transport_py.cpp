@@ -1,0 +1,147 @@
+// _core.Listener, _core.Communicator and _core.Transfer.
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+
+#include "bindings/bindings.h"
+#include "bindings/gil.h"
+#include "transport/communicator.h"
+
+namespace py = pybind11;
+
+namespace pipecomm {
+namespace {
+
+// address, dtype name, shape, codec, requires_grad; address None = an absent tensor.
+using PartTuple = std::tuple<std::optional<std::uintptr_t>, std::string, std::vector<std::int64_t>, std::string, bool>;
+
+constexpr const char* kCapsuleName = "pipecomm.Communicator";
+
+// Lets Python run its signal handlers; a KeyboardInterrupt ends the wait.
+void check_signals() {
+  const py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+Nanoseconds from_seconds(double seconds) { return Nanoseconds(static_cast<std::int64_t>(seconds * 1e9)); }
+
+SendPart to_part(const PartTuple& item) {
+  const auto& [address, dtype, shape, codec, requires_grad] = item;
+  SendPart part;
+  part.absent = !address;
+  part.tensor = {reinterpret_cast<void*>(address.value_or(0)), dtype_from_name(dtype), shape};
+  part.codec = parse_codec(codec);
+  part.requires_grad = requires_grad;
+  return part;
+}
+
+py::list take_parts(Transfer& transfer) {
+  py::list result;
+  for (ReceivedPart& part : transfer.parts()) {
+    py::object block = part.block ? py::cast(std::move(part.block)) : py::none();
+    result.append(py::make_tuple(block, dtype_name(part.dtype), part.shape, part.requires_grad, part.absent));
+  }
+  transfer.parts().clear();
+  return result;
+}
+
+Direction parse_direction(const std::string& text) {
+  if (text == "forward") return Direction::forward;
+  if (text == "backward") return Direction::backward;
+  if (text == "none") return Direction::none;
+  throw Error(ErrorKind::config, "expected direction forward, backward or none; got '" + text + "'");
+}
+
+py::capsule to_capsule(const std::shared_ptr<Communicator>& communicator) {
+  auto* held = new std::shared_ptr<Communicator>(communicator);
+  return py::capsule(held, kCapsuleName, [](void* pointer) { delete static_cast<std::shared_ptr<Communicator>*>(pointer); });
+}
+
+void register_transfer(py::module_& module) {
+  py::class_<Transfer, std::shared_ptr<Transfer>>(module, "Transfer")
+      .def(
+          "wait",
+          [](Transfer& transfer, double timeout_s) {
+            without_gil([&] {
+              transfer.wait(from_seconds(timeout_s), check_signals);
+              return true;
+            });
+          },
+          py::arg("timeout_s"))
+      .def("take_parts", &take_parts, "[(Block or None, dtype, shape, requires_grad, absent)], once.")
+      .def_property_readonly("is_done", &Transfer::is_done)
+      .def_property_readonly("peer", &Transfer::peer)
+      .def_property_readonly("payload_nbytes", &Transfer::payload_nbytes)
+      .def_property_readonly("wire_nbytes", &Transfer::wire_nbytes)
+      .def_property_readonly("posted_ns", [](const Transfer& transfer) { return transfer.times().posted_ns; })
+      .def_property_readonly("started_ns", [](const Transfer& transfer) { return transfer.times().started_ns; })
+      .def_property_readonly("done_ns", [](const Transfer& transfer) { return transfer.times().done_ns; });
+}
+
+void register_communicator(py::module_& module) {
+  py::class_<LinkCounters>(module, "LinkCounters")
+      .def_readonly("messages_sent", &LinkCounters::messages_sent)
+      .def_readonly("messages_received", &LinkCounters::messages_received)
+      .def_readonly("payload_nbytes_sent", &LinkCounters::payload_nbytes_sent)
+      .def_readonly("payload_nbytes_received", &LinkCounters::payload_nbytes_received)
+      .def_readonly("wire_nbytes_sent", &LinkCounters::wire_nbytes_sent)
+      .def_readonly("wire_nbytes_received", &LinkCounters::wire_nbytes_received);
+
+  py::class_<Communicator, std::shared_ptr<Communicator>>(module, "Communicator")
+      .def_property_readonly("rank", &Communicator::rank)
+      .def_property_readonly("size", &Communicator::size)
+      .def(
+          "send",
+          [](Communicator& self, int peer, const std::vector<PartTuple>& items, std::int64_t tag,
+             const std::string& direction, std::int32_t microbatch, std::uint32_t epoch) {
+            std::vector<SendPart> parts;
+            for (const PartTuple& item : items) parts.push_back(to_part(item));
+            return self.send(peer, {tag, parse_direction(direction), microbatch, epoch}, std::move(parts), nullptr);
+          },
+          py::arg("peer"), py::arg("parts"), py::arg("tag") = 0, py::arg("direction") = "none",
+          py::arg("microbatch") = kNoMicrobatch, py::arg("epoch") = 0,
+          "Posts a message. The caller keeps the tensors alive and unchanged until the transfer is done.")
+      .def(
+          "receive",
+          [](Communicator& self, int peer, std::int64_t tag, const std::string& direction, std::int32_t microbatch,
+             std::uint32_t epoch) {
+            return self.receive(peer, {tag, parse_direction(direction), microbatch, epoch}, {}, nullptr);
+          },
+          py::arg("peer"), py::arg("tag") = 0, py::arg("direction") = "none", py::arg("microbatch") = kNoMicrobatch,
+          py::arg("epoch") = 0, "Posts a receive into memory of the pool.")
+      .def("begin_epoch", &Communicator::begin_epoch, py::call_guard<py::gil_scoped_release>())
+      .def("abort", &Communicator::abort, py::call_guard<py::gil_scoped_release>())
+      .def("aborted", &Communicator::aborted)
+      .def("set_fail_together", &Communicator::set_fail_together)
+      .def("close", &Communicator::close, py::call_guard<py::gil_scoped_release>())
+      .def("counters", &Communicator::counters, py::call_guard<py::gil_scoped_release>())
+      .def("capsule", &to_capsule);
+}
+
+}  // namespace
+
+void register_transport(py::module_& module) {
+  register_transfer(module);
+  register_communicator(module);
+  py::class_<Listener>(module, "Listener")
+      .def(py::init(&make_listener))
+      .def_property_readonly("address", &Listener::address)
+      .def(
+          "connect",
+          [](Listener& self, int rank, const std::vector<std::string>& addresses, const std::string& name,
+             const std::string& settings, double timeout_s, std::shared_ptr<Pool> pool, double emulated_bytes_per_s,
+             double emulated_latency_s) {
+            CommunicatorOptions options;
+            options.name = name;
+            options.settings = settings;
+            options.pool = std::move(pool);
+            options.emulation = {emulated_bytes_per_s, emulated_latency_s};
+            return without_gil(
+                [&] { return self.connect(rank, addresses, options, from_seconds(timeout_s), check_signals); });
+          },
+          py::arg("rank"), py::arg("addresses"), py::kw_only(), py::arg("name") = "", py::arg("settings") = "",
+          py::arg("timeout_s") = 300.0, py::arg("pool") = nullptr, py::arg("emulated_bytes_per_s") = 0.0,
+          py::arg("emulated_latency_s") = 0.0);
+  module.def("why_unreachable", &why_unreachable, py::arg("own_address"), py::arg("peer_address"));
+}
+
+}  // namespace pipecomm

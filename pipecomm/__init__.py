@@ -1,0 +1,62 @@
+"""pipecomm: the traffic inside pipeline-parallel training.
+
+Importing it registers the torch.distributed backend "pipecomm".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pipecomm import errors, schedule
+from pipecomm._version import __version__
+from pipecomm.errors import *  # noqa: F403 - the error classes are public here
+
+if TYPE_CHECKING:
+    from pipecomm.backend import BackendOptions
+    from pipecomm.codec import Codec
+    from pipecomm.link import LinkEmulation
+    from pipecomm.memory import MemoryPool
+    from pipecomm.pipeline import Pipeline
+
+__all__ = [
+    "BackendOptions",
+    "Codec",
+    "LinkEmulation",
+    "MemoryPool",
+    "Pipeline",
+    "__version__",
+    "errors",
+    "schedule",
+    *errors.__all__,
+]
+
+# Loaded when first used, so that schedules, the doctor and a useful error are to be had
+# where torch or the extension is missing or broken.
+_HOMES = {
+    "BackendOptions": "backend",
+    "Codec": "codec",
+    "LinkEmulation": "link",
+    "MemoryPool": "memory",
+    "Pipeline": "pipeline",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pipecomm' has no attribute '{name}'")
+    from importlib import import_module
+
+    return getattr(import_module(f"pipecomm.{_HOMES[name]}"), name)
+
+
+def _register_backend() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        return
+    from pipecomm.backend import register
+
+    register()
+
+
+_register_backend()

@@ -1,0 +1,133 @@
+"""Tensors over pooled memory: a freed tensor's bytes serve the next one without a system call."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pipecomm._native import core
+from pipecomm.errors import ConfigError, NotBuiltError
+
+__all__ = ["MemoryPool", "PoolStats", "default_pool", "tensor_from_block"]
+
+_default_pool: MemoryPool | None = None
+_default_pool_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class PoolStats:
+    """What a pool holds, in bytes, and how often it was asked.
+
+    `live`: in use. `pending`: freed, but a stream may still use it. `reserved`: held from the
+    system. `peak_live_nbytes` counts live and pending.
+    """
+
+    live_nbytes: int
+    pending_nbytes: int
+    reserved_nbytes: int
+    peak_live_nbytes: int
+    peak_reserved_nbytes: int
+    free_nbytes: int
+    largest_free_nbytes: int
+    limit_nbytes: int
+    num_segments: int
+    num_allocations: int
+    num_upstream_calls: int
+
+    @property
+    def fragmentation(self) -> float:
+        """1 - peak live / peak reserved; 0 for an unused pool."""
+        if self.peak_reserved_nbytes == 0:
+            return 0.0
+        return 1.0 - self.peak_live_nbytes / self.peak_reserved_nbytes
+
+
+class MemoryPool:
+    """A cache of memory for tensors, shared by all threads.
+
+    `limit` bounds the bytes held from the system (None: no limit). Raises ConfigError for a limit
+    that is not positive, NotBuiltError for a device other than the CPU.
+    """
+
+    def __init__(self, device: str | torch.device = "cpu", limit: int | None = None) -> None:
+        if torch.device(device).type != "cpu":
+            raise NotBuiltError(
+                f"expected device 'cpu' for a memory pool; got '{device}'. "
+                "Pools on other devices are not implemented; use torch's allocator there."
+            )
+        self._pool = core.make_host_pool(_limit_nbytes(limit))
+
+    @property
+    def limit(self) -> int | None:
+        """Most bytes held from the system; None: no limit. May be set at any time, for all threads."""
+        return self._pool.limit_nbytes or None
+
+    @limit.setter
+    def limit(self, limit: int | None) -> None:
+        self._pool.limit_nbytes = _limit_nbytes(limit)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A contiguous CPU tensor with undefined contents; its memory returns to the pool when it dies.
+
+        Raises ConfigError for a negative dimension, PoolExhaustedError where neither the limit nor
+        the machine allows it.
+        """
+        if any(size < 0 for size in shape):
+            raise ConfigError(f"expected dimensions of at least 0; got shape {tuple(shape)}")
+        nbytes = math.prod(shape) * dtype.itemsize
+        return tensor_from_block(self.allocate(nbytes), shape, dtype)
+
+    def allocate(self, nbytes: int) -> Any:
+        """A `_core.Block` of `nbytes` bytes (a writable buffer, 512-byte aligned); as `empty`."""
+        if not 0 <= nbytes < 2**63:
+            raise ConfigError(f"expected a size from 0 to 2**63 - 1 bytes; got {nbytes}")
+        return self._pool.allocate(nbytes)
+
+    def stats(self) -> PoolStats:
+        """The numbers now."""
+        return PoolStats(**self._pool.stats())
+
+    def trim(self) -> int:
+        """Gives segments without a live tensor back to the system; returns their bytes."""
+        return int(self._pool.trim())
+
+    def check(self) -> None:
+        """Walks all blocks; raises RuntimeError where the pool's books are wrong (a bug)."""
+        self._pool.check()
+
+    @property
+    def core_pool(self) -> Any:
+        """The `_core.Pool` behind it, for what else allocates from it."""
+        return self._pool
+
+
+def tensor_from_block(block: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """The block's bytes as a contiguous CPU tensor that owns the block (zero-copy).
+
+    The block must hold exactly the tensor's bytes.
+    """
+    if block.nbytes == 0:
+        return torch.empty(tuple(shape), dtype=dtype)
+    return torch.frombuffer(block, dtype=torch.uint8).view(dtype).view(tuple(shape))
+
+
+def default_pool() -> MemoryPool:
+    """The pool that links use unless given another: one per process, no limit."""
+    global _default_pool
+    with _default_pool_lock:
+        if _default_pool is None:
+            _default_pool = MemoryPool()
+        return _default_pool
+
+
+def _limit_nbytes(limit: int | None) -> int:
+    if limit is None:
+        return 0
+    if not 0 < limit < 2**63:
+        raise ConfigError(f"expected a positive number of bytes, or None, as pool limit; got {limit}")
+    return limit

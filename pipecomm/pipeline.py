@@ -1,0 +1,301 @@
+"""Trains one stage of a model on each rank: places it, splits the batch, runs the schedule.
+
+Knows links (messages between stages), not how their bytes travel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pipecomm.codec import Codec
+from pipecomm.errors import ConfigError, PipecommError, StageFailedError
+from pipecomm.loss import LossFn, Reduction, StepLoss, loss_weights
+from pipecomm.microbatch import split_step
+from pipecomm.remote_error import describe, with_builtin_class
+from pipecomm.schedule import Action, Schedule, build, with_communication
+from pipecomm.stage import Stage
+from pipecomm.stats import Direction, StepStats
+from pipecomm.step import Step
+
+if TYPE_CHECKING:
+    from pipecomm.link import LinkEmulation, Links
+    from pipecomm.memory import MemoryPool
+    from pipecomm.rendezvous import Store
+
+__all__ = ["Pipeline", "StepResult"]
+
+# What _explain calls a place.
+_WHERE = r"stage \d+ of \d+[^:]*"
+
+# Per process group, to give each pipeline its own part of the group's store.
+_num_connected: Counter[str] = Counter()
+
+
+@dataclass
+class StepResult:
+    """`loss` and `outputs` (a list, one per microbatch, detached) exist on the last stage only."""
+
+    loss: float | None
+    outputs: list[Any] | None
+    stats: StepStats
+
+
+class Pipeline:
+    """A model split over ranks, one stage on each; this object is the stage of this rank.
+
+    The stage's index is the rank in `process_group` (default: torch.distributed's default group;
+    where that is not initialised, a pipeline of one stage). Every rank constructs a Pipeline with
+    the same settings and then calls the same methods in the same order.
+
+    `loss_fn(output, target)` is used on the last stage. With loss_reduction "mean" a microbatch's
+    loss weighs by its share of the rows, with "sum" the losses are added. `codec` is for
+    activations, `grad_codec` for their gradients. A transfer not done in `timeout_s` is an error.
+
+    Raises ConfigError for an unknown name and for a number of stages that is not the number of
+    ranks; connecting may raise TransportError or LinkTimeoutError.
+    """
+
+    def __init__(
+        self,
+        stage: nn.Module,
+        *,
+        schedule: str | Schedule = "1f1b",
+        num_microbatches: int = 1,
+        loss_fn: LossFn | None = None,
+        loss_reduction: Reduction = "mean",
+        codec: str | Codec = "raw",
+        grad_codec: str | Codec = "raw",
+        process_group: dist.ProcessGroup | None = None,
+        num_stages: int | None = None,
+        timeout_s: float = 1800.0,
+        emulation: LinkEmulation | None = None,
+        pool: MemoryPool | None = None,
+    ) -> None:
+        if loss_reduction not in get_args(Reduction):
+            raise ConfigError(f'expected loss_reduction "mean" or "sum"; got {loss_reduction!r}')
+        self._codecs: dict[Direction, Codec] = {
+            "forward": Codec.parse(codec),
+            "backward": Codec.parse(grad_codec),
+        }
+        rank, size = _place(process_group, num_stages)
+        plan = _plan(schedule, size, num_microbatches)
+        self.num_microbatches = plan.num_microbatches
+        self._actions = with_communication(plan)[rank]
+        self._stage = Stage(stage, rank, size)
+        self._loss_fn = loss_fn
+        self._loss_reduction: Reduction = loss_reduction
+        self._num_steps = 0
+        self._links: Links | None = None
+        if size > 1:
+            from pipecomm.link import Links
+
+            store = _store(process_group)
+            settings = f"schedule {plan.name} with {plan.num_microbatches} microbatches"
+            store.set(f"settings/{rank}", settings)
+            self._links = Links.connect(
+                store, rank, size, timeout_s=timeout_s, emulation=emulation, pool=pool
+            )
+            self._compare_settings(store, settings)
+
+    @property
+    def stage_index(self) -> int:
+        """The stage of this rank, from 0."""
+        return self._stage.index
+
+    @property
+    def num_stages(self) -> int:
+        """Stages, and ranks, of the whole pipeline."""
+        return self._stage.num_stages
+
+    def train_step(
+        self,
+        inputs: Any = None,
+        targets: Any = None,
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        loss_divisor: float | Tensor | None = None,
+        return_outputs: bool = False,
+    ) -> StepResult:
+        """Run every microbatch forward and backward; gradients are added to the parameters' .grad.
+
+        `inputs` (a tensor, or a tuple of positional arguments) are used on the first stage,
+        `targets` on the last, each rank's `kwargs` on its own stage. They are split along dim 0;
+        a list or an iterator holds ready microbatches instead. `loss_divisor` divides the loss,
+        for losses normalised by something other than rows.
+
+        Raises what this stage raised, with stage and microbatch added as a note; on the other
+        ranks StageFailedError, which is also a ValueError or TypeError where the original is.
+        Clear the gradients after an error; the next step works again unless a rank is gone.
+        """
+        with torch.enable_grad():
+            return self._run(
+                self.num_microbatches, inputs, targets, kwargs, loss_divisor, return_outputs
+            )
+
+    def eval_step(
+        self,
+        inputs: Any = None,
+        targets: Any = None,
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        num_microbatches: int | None = None,
+        return_outputs: bool = False,
+    ) -> StepResult:
+        """As train_step, without gradients and backward passes; the module's mode is left alone.
+
+        `num_microbatches`, the same on every rank, may differ from that of training. Without a
+        loss_fn the result's loss is None.
+        """
+        number = self.num_microbatches if num_microbatches is None else num_microbatches
+        with torch.no_grad():
+            return self._run(number, inputs, targets, kwargs, None, return_outputs)
+
+    def close(self) -> None:
+        """Disconnect from the other ranks. Idempotent; no step can run afterwards."""
+        if self._links is not None:
+            self._links.close()
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(
+        self,
+        num_microbatches: int,
+        inputs: Any,
+        targets: Any,
+        kwargs: Mapping[str, Any] | None,
+        loss_divisor: float | Tensor | None,
+        return_outputs: bool,
+    ) -> StepResult:
+        """One step, training if gradients are enabled. Whatever is raised ends it on every rank."""
+        self._num_steps += 1
+        step: Step | None = None
+        try:
+            if self._links is not None:
+                self._links.begin_step(self._num_steps)
+            actions = self._actions_for(num_microbatches)
+            data = split_step(
+                inputs, targets, kwargs, num_microbatches, takes_inputs=self._stage.is_first
+            )
+            loss = StepLoss(
+                self._loss_fn,
+                data.targets,
+                loss_weights(data, self._loss_reduction, loss_divisor),
+                keep_outputs=return_outputs and self._stage.is_last,
+            )
+            step = Step(self._stage, self._links, self._codecs, data, loss)
+            step.run(actions)
+            return StepResult(loss.total(), loss.outputs(), step.stats)
+        except StageFailedError as error:
+            # Passed on: this rank may be gone before the failed one's own word is everywhere.
+            self._abort(str(error))
+            raise with_builtin_class(error, _WHERE) from None
+        except BaseException as error:
+            self._abort(self._explain(error, step.current if step else None))
+            raise
+        finally:
+            self._stage.forget()
+
+    def _actions_for(self, num_microbatches: int) -> tuple[Action, ...]:
+        if not torch.is_grad_enabled():
+            return _forward_only(self.num_stages, num_microbatches)[self.stage_index]
+        if self._stage.is_last and self._loss_fn is None:
+            raise ConfigError("expected a loss_fn on the last stage for train_step; got None")
+        return self._actions
+
+    def _compare_settings(self, store: Store, settings: str) -> None:
+        """Raise ConfigError on every rank unless all have the same; they would wait for ever."""
+        for rank in range(self.num_stages):
+            other = store.get(f"settings/{rank}").decode()
+            if other != settings:
+                self.close()
+                raise ConfigError(
+                    f"expected the same settings on every rank; got {settings} on rank "
+                    f"{self.stage_index} and {other} on rank {rank}"
+                )
+
+    def _abort(self, text: str) -> None:
+        # The links may be what failed; the error at hand says more than theirs.
+        if self._links is not None:
+            with contextlib.suppress(PipecommError):
+                self._links.abort(text)
+
+    def _explain(self, error: BaseException, current: Action | None) -> str:
+        """The text for the other ranks; the reader of the traceback here gets the place."""
+        where = f"stage {self.stage_index} of {self.num_stages}"
+        if current is not None:
+            where += f", {current.kind.value} of microbatch {current.microbatch}"
+        if hasattr(error, "add_note"):
+            error.add_note(f"pipecomm: in {where}")
+        return describe(error, where)
+
+
+def _place(process_group: dist.ProcessGroup | None, num_stages: int | None) -> tuple[int, int]:
+    """This rank and the number of ranks."""
+    is_initialized = dist.is_available() and dist.is_initialized()
+    rank, size = 0, 1
+    if is_initialized:
+        rank, size = dist.get_rank(process_group), dist.get_world_size(process_group)
+    if rank < 0:
+        raise ConfigError("expected a process group with this rank in it; got one without")
+    if num_stages is not None and num_stages != size:
+        why = "" if is_initialized else " (torch.distributed is not initialised)"
+        raise ConfigError(
+            f"expected one rank for each of {num_stages} stages; got {size} in all{why}. "
+            f"Start {num_stages} ranks and call torch.distributed.init_process_group"
+        )
+    return rank, size
+
+
+def _plan(schedule: str | Schedule, num_stages: int, num_microbatches: int) -> Schedule:
+    """The checked schedule, with stage k on rank k."""
+    if isinstance(schedule, str):
+        return build(schedule, num_stages, num_microbatches)
+    if schedule.num_stages != num_stages or len(schedule.ranks) != num_stages:
+        raise ConfigError(
+            f"expected a schedule of {num_stages} stages on {num_stages} ranks; got "
+            f"{schedule.num_stages} stages on {len(schedule.ranks)} ranks ({schedule.name})"
+        )
+    if num_microbatches not in (1, schedule.num_microbatches):
+        raise ConfigError(
+            f"expected num_microbatches as in the schedule, {schedule.num_microbatches}; "
+            f"got {num_microbatches}"
+        )
+    schedule.check()
+    if any(action.stage != rank for rank, row in enumerate(schedule.ranks) for action in row):
+        raise ConfigError(f"expected stage k on rank k in {schedule!r}; got another order")
+    return schedule
+
+
+@functools.lru_cache(maxsize=16)
+def _forward_only(num_stages: int, num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
+    return with_communication(build("gpipe", num_stages, num_microbatches).forward_only())
+
+
+def _store(process_group: dist.ProcessGroup | None) -> Store:
+    """A part of the process group's store for one more pipeline, the same on every rank."""
+    group = process_group or dist.distributed_c10d._get_default_group()
+    name = group.group_name
+    _num_connected[name] += 1
+    prefix = f"pipecomm/pipeline/{name}/{_num_connected[name]}"
+    return dist.PrefixStore(  # type: ignore[attr-defined]
+        prefix, dist.distributed_c10d._get_default_store()
+    )

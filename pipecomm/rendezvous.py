@@ -1,0 +1,78 @@
+"""How the ranks of a process group find each other: addresses through a store, then a connection to each."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pipecomm._native import core
+from pipecomm.errors import LinkTimeoutError
+
+if TYPE_CHECKING:
+    from pipecomm.memory import MemoryPool
+
+__all__ = ["Store", "connect"]
+
+_POLL_S = 0.005
+
+
+class Store(Protocol):
+    """The part of torch.distributed.Store that is used."""
+
+    def set(self, key: str, value: str) -> Any: ...
+    def get(self, key: str) -> bytes: ...
+    def check(self, keys: list[str]) -> bool: ...
+
+
+def connect(
+    store: Store,
+    rank: int,
+    size: int,
+    *,
+    name: str,
+    timeout_s: float,
+    settings: str = "",
+    emulated_mbps: float = 0.0,
+    emulated_latency_ms: float = 0.0,
+    pool: MemoryPool | None = None,
+) -> Any:
+    """Connect this rank to the `size` ranks of a process group; every one of them calls this.
+
+    `name` is shown in errors and must be the same everywhere, as must `settings`. Keys in
+    `store` start with "pipecomm/"; give each group a store of its own (PrefixStore).
+    Returns a `_core.Communicator`. Raises LinkTimeoutError that names the missing ranks,
+    ConfigError when ranks differ in size, version or settings, PeerLostError when one dies
+    meanwhile, TransportError when one cannot be reached through shared memory.
+    """
+    deadline = time.monotonic() + timeout_s
+    listener = core.Listener()
+    addresses = [listener.address]
+    if size > 1:
+        store.set(f"pipecomm/{rank}", listener.address)
+        addresses = _collect(store, rank, size, name, timeout_s, deadline)
+    return listener.connect(
+        rank,
+        addresses,
+        name=name,
+        settings=settings,
+        timeout_s=max(deadline - time.monotonic(), 0.0),
+        pool=None if pool is None else pool.core_pool,
+        emulated_bytes_per_s=emulated_mbps * 1e6 / 8,
+        emulated_latency_s=emulated_latency_ms / 1e3,
+    )
+
+
+def _collect(
+    store: Store, rank: int, size: int, name: str, timeout_s: float, deadline: float
+) -> list[str]:
+    keys = [f"pipecomm/{peer}" for peer in range(size)]
+    while not store.check(keys):
+        if time.monotonic() > deadline:
+            missing = ", ".join(str(peer) for peer in range(size) if not store.check([keys[peer]]))
+            raise LinkTimeoutError(
+                f"expected all {size} ranks to start within {timeout_s:g} s; got nothing from "
+                f"rank {missing}; where: rank {rank}, process group '{name}'; check that it "
+                f"runs and uses the same store, or raise the timeout"
+            )
+        time.sleep(_POLL_S)
+    return [store.get(key).decode() for key in keys]

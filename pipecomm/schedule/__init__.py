@@ -1,0 +1,24 @@
+"""Pipeline schedules as data: built, checked, simulated, drawn, stored, and given out to execute.
+
+Pure Python: neither torch nor the compiled extension is imported here.
+"""
+
+from __future__ import annotations
+
+from pipecomm.schedule.action import Action, Kind
+from pipecomm.schedule.builders import build, known_schedules
+from pipecomm.schedule.schedule import Schedule, with_communication
+from pipecomm.schedule.simulate import Costs, Simulation
+from pipecomm.schedule.walk import Event
+
+__all__ = [
+    "Action",
+    "Costs",
+    "Event",
+    "Kind",
+    "Schedule",
+    "Simulation",
+    "build",
+    "known_schedules",
+    "with_communication",
+]

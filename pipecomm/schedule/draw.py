@@ -1,0 +1,34 @@
+"""Draws a schedule as people do: one row per rank, one column per time slot."""
+
+from __future__ import annotations
+
+from pipecomm.schedule.action import Action, Ranks
+from pipecomm.schedule.simulate import Costs, simulate
+
+__all__ = ["draw"]
+
+
+def draw(ranks: Ranks, num_stages: int, num_microbatches: int) -> str:
+    """The grid when F and B take one slot each and transfers take none.
+
+    A cell is `F3` where a rank has one stage, `0F3` where it has several, `.` where it idles.
+    """
+    result = simulate(ranks, num_stages, num_microbatches, Costs())
+    has_one_stage = len(ranks) == num_stages
+    grid = [["."] * round(result.step_s) for _ in ranks]
+    for event in result.events:
+        if event.action.kind.is_compute:
+            grid[event.rank][round(event.start_s)] = _cell(event.action, has_one_stage)
+    header = ["slot", *map(str, range(round(result.step_s)))]
+    rows = [header, *([f"rank {rank}", *cells] for rank, cells in enumerate(grid))]
+    return "\n".join(_align(row, rows) for row in rows)
+
+
+def _cell(action: Action, has_one_stage: bool) -> str:
+    return f"{action.kind.value}{action.microbatch}" if has_one_stage else str(action)
+
+
+def _align(row: list[str], rows: list[list[str]]) -> str:
+    label_width = max(len(other[0]) for other in rows)
+    cell_width = max(len(cell) for other in rows for cell in other[1:])
+    return " ".join([row[0].ljust(label_width), *(cell.rjust(cell_width) for cell in row[1:])])

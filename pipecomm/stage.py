@@ -1,0 +1,116 @@
+"""One stage: runs its module forward and backward and holds what a microbatch needs in between.
+
+Knows nothing of other ranks. Of a forward's outputs only the gradient edges stay, so an output's
+memory is free once it has been sent; of its inputs, the leaves that will receive a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+__all__ = ["Head", "Stage", "boundary_tensors"]
+
+# What the last stage does with its module's output: (microbatch, output) -> weighted loss, if any.
+Head = Callable[[int, Any], "Tensor | None"]
+
+
+@dataclass(frozen=True)
+class _Kept:
+    leaves: tuple[Tensor, ...]
+    edges: tuple[GradientEdge, ...]
+
+
+class Stage:
+    """`module` as stage `index` of `num_stages`."""
+
+    def __init__(self, module: nn.Module, index: int, num_stages: int) -> None:
+        self.module = module
+        self.index = index
+        self.num_stages = num_stages
+        self._kept: dict[int, _Kept] = {}
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.index == self.num_stages - 1
+
+    def forward(
+        self, microbatch: int, inputs: Sequence[Any], kwargs: Mapping[str, Any], head: Head
+    ) -> tuple[Tensor, ...]:
+        """Run the module; return the tensors for the next stage, none on the last.
+
+        Keeps what backward() needs if autograd is on. Raises TypeError for an output that cannot
+        travel.
+        """
+        output = self.module(*inputs, **kwargs)
+        if self.is_last:
+            loss = head(microbatch, output)
+            results: tuple[Tensor, ...] = () if loss is None else (loss,)
+        else:
+            results = boundary_tensors(output, self.index)
+        if not torch.is_grad_enabled():
+            return () if self.is_last else tuple(tensor.detach() for tensor in results)
+        received = () if self.is_first else tuple(inputs)
+        self._kept[microbatch] = _Kept(
+            leaves=tuple(tensor for tensor in received if tensor.requires_grad),
+            edges=tuple(get_gradient_edge(tensor) for tensor in results if tensor.requires_grad),
+        )
+        return () if self.is_last else results
+
+    def num_gradients(self, microbatch: int) -> int:
+        """How many gradients the next stage will send; 0 as long as the forward has not run."""
+        kept = self._kept.get(microbatch)
+        return 0 if kept is None or self.is_last else len(kept.edges)
+
+    def backward(
+        self, microbatch: int, gradients: Sequence[Tensor | None]
+    ) -> tuple[Tensor | None, ...]:
+        """Run the backward pass; return a gradient, or None, for each input that requires one.
+
+        `gradients` has one entry per output that requires a gradient; on the last stage the loss
+        starts the pass and `gradients` is empty.
+        """
+        kept = self._kept.pop(microbatch)
+        starts = [None] * len(kept.edges) if self.is_last else gradients
+        pairs = [
+            (edge, gradient)
+            for edge, gradient in zip(kept.edges, starts, strict=True)
+            if gradient is not None or self.is_last
+        ]
+        if pairs:
+            edges, values = zip(*pairs, strict=True)
+            torch.autograd.backward(edges, values)
+        return tuple(leaf.grad for leaf in kept.leaves)
+
+    def forget(self) -> None:
+        """Drop whatever is left of unfinished microbatches."""
+        self._kept.clear()
+
+
+def boundary_tensors(output: Any, stage_index: int) -> tuple[Tensor, ...]:
+    """A stage's output as the tuple of tensors that travels; TypeError for anything else."""
+    if isinstance(output, Tensor):
+        return (output,)
+    if not isinstance(output, (tuple, list)):
+        raise TypeError(_refusal(stage_index, "", output))
+    for position, item in enumerate(output):
+        if not isinstance(item, Tensor):
+            raise TypeError(_refusal(stage_index, f" at position {position}", item))
+    return tuple(output)
+
+
+def _refusal(stage_index: int, position: str, value: Any) -> str:
+    return (
+        f"expected a tensor or a tuple of tensors from stage {stage_index}; got "
+        f"{type(value).__name__}{position}. Only tensors travel between stages: turn the value "
+        f"into a tensor, or pass it to every stage with kwargs"
+    )

@@ -1,0 +1,205 @@
+"""Builds pipecomm: CMake for the core, one compiler call for the torch half.
+
+Settings, all from the environment: PIPECOMM_CUDA (auto, on, off), PIPECOMM_CUDA_ARCHS or
+TORCH_CUDA_ARCH_LIST ("8.0;9.0+PTX"), MAX_JOBS, CXX, PIPECOMM_WERROR (1 makes warnings errors).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any, NoReturn
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+DEFAULT_ARCHS = "8.0;9.0+PTX"
+GIB_PER_JOB = 2
+
+
+def stop(text: str) -> NoReturn:
+    raise SystemExit(f"pipecomm: {text}")
+
+
+def load_c10d_compile() -> Any:
+    """pipecomm/_c10d_compile.py, without importing the package that is not built yet."""
+    path = ROOT / "pipecomm" / "_c10d_compile.py"
+    spec = importlib.util.spec_from_file_location("_c10d_compile", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def find_tool(name: str) -> str | None:
+    """The program of the pip package of that name, else the one on PATH."""
+    try:
+        module = importlib.import_module(name)
+    except ImportError:
+        return shutil.which(name)
+    folder = getattr(module, "CMAKE_BIN_DIR", None) or getattr(module, "BIN_DIR", "")
+    return shutil.which(name, path=str(folder)) or shutil.which(name)
+
+
+def memory_gib() -> float:
+    """Memory this build may use: the machine's, or the container's limit if that is less."""
+    nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    return (min(nbytes, int(text)) if text.isdigit() else nbytes) / 2**30
+
+
+def num_jobs() -> int:
+    """MAX_JOBS, else what processors and memory allow."""
+    text = os.environ.get("MAX_JOBS", "")
+    if not text:
+        return max(1, min(len(os.sched_getaffinity(0)), int(memory_gib() / GIB_PER_JOB)))
+    if not text.isdigit() or int(text) == 0:
+        stop(f"MAX_JOBS is a number of compile jobs, 1 or more; got {text!r}.")
+    return int(text)
+
+
+def cuda_mode() -> str:
+    mode = os.environ.get("PIPECOMM_CUDA") or "auto"
+    if mode not in ("auto", "on", "off"):
+        stop(f"PIPECOMM_CUDA is auto, on or off; got {mode!r}.")
+    return mode
+
+
+def cuda_archs() -> str:
+    """The architectures in CMake's words: "8.0;9.0+PTX" becomes "80-real;90"."""
+    names = ("PIPECOMM_CUDA_ARCHS", "TORCH_CUDA_ARCH_LIST")
+    name = next((n for n in names if os.environ.get(n, "").strip()), None)
+    text = os.environ[name] if name else DEFAULT_ARCHS
+    archs = []
+    for word in re.split(r"[;, ]+", text.strip()):
+        match = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", word)
+        if match is None:
+            stop(f"{name} lists compute capabilities such as '{DEFAULT_ARCHS}'; got {word!r}.")
+        if int(match[1]) < 8:
+            print(f"pipecomm: {word} of {name} is left out; the kernels need 8.0 or newer")
+            continue
+        archs.append(f"{match[1]}{match[2]}{match[3]}{'' if match[4] else '-real'}")
+    return ";".join(archs) or stop(f"{name}={text!r} names no architecture of 8.0 or newer.")
+
+
+def find_torch() -> Path | None:
+    """Folder of the target environment's torch, which build isolation hides from import."""
+    spec = importlib.util.find_spec("torch")
+    if spec is not None and spec.origin is not None:
+        return Path(spec.origin).parent
+    folders = (Path(sysconfig.get_paths()[key]) / "torch" for key in ("purelib", "platlib"))
+    return next((f for f in folders if (f / "version.py").is_file()), None)
+
+
+def configure_command(cmake: str, compiler: list[str], folder: Path) -> list[str]:
+    command = [
+        *(cmake, f"-S{ROOT}", f"-B{folder}"),
+        f"-DCMAKE_CXX_COMPILER={';'.join(compiler)}",
+        f"-DPython_EXECUTABLE={sys.executable}",
+        f"-DPIPECOMM_CUDA={cuda_mode()}",
+        f"-DPIPECOMM_CUDA_ARCHS={cuda_archs()}",
+        f"-DPIPECOMM_WERROR={os.environ.get('PIPECOMM_WERROR') or '0'}",
+    ]
+    ninja = find_tool("ninja")
+    if ninja is None:
+        print("pipecomm: ninja was not found; building with make")
+        return [*command, "-GUnix Makefiles"]
+    return [*command, "-GNinja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+
+
+class BuildExt(build_ext):
+    """Builds everything in build/, then installs it into the package folder."""
+
+    def build_extension(self, ext: Extension) -> None:
+        self.jobs = num_jobs()
+        self.cmake = find_tool("cmake") or stop(
+            "the build needs cmake >= 3.24: pip install cmake ninja pybind11 "
+            "(or leave out --no-build-isolation)."
+        )
+        c10d = load_c10d_compile()
+        try:
+            compiler = c10d.find_compiler()
+        except c10d.CompileError as error:
+            stop(str(error))
+        self.build_core(compiler)
+        self.torch_half = self.build_torch_half(c10d)
+        package = Path(self.get_ext_fullpath(ext.name)).parent
+        self.install_runtime(package)
+        self.install_component(package, "sources")
+
+    def copy_extensions_to_source(self) -> None:  # called for an editable installation
+        self.install_runtime(ROOT / "pipecomm")
+
+    def build_core(self, compiler: list[str]) -> None:
+        """Build in a folder of its own for each setting that CMake cannot change later."""
+        settings = [str(ROOT), sys.executable, str(find_tool("ninja")), cuda_mode(), *compiler]
+        settings += [os.environ.get(name, "") for name in ("CXXFLAGS", "CUDACXX", "LDFLAGS")]
+        key = hashlib.sha256("\0".join(settings).encode()).hexdigest()[:8]
+        self.folder = ROOT / "build" / f"cmake-{key}"
+        self.call(configure_command(self.cmake, compiler, self.folder))
+        self.call([self.cmake, "--build", str(self.folder), f"-j{self.jobs}"])
+
+    def build_torch_half(self, c10d: Any) -> Path | None:
+        """The compiled torch half, or None where it is left to the first use."""
+        torch_folder = find_torch()
+        if torch_folder is None:
+            print("pipecomm: no torch here yet; the torch half is built at first use")
+            return None
+        csrc = ROOT / "csrc"
+        try:
+            output = self.folder / str(c10d.module_name(csrc, torch_folder))
+            if not output.exists():
+                werror = os.environ.get("PIPECOMM_WERROR") == "1"
+                c10d.compile_module(csrc, torch_folder, self.folder, output, werror=werror)
+        except c10d.CompileError as error:
+            print(f"pipecomm: {error}\npipecomm: the torch half is built at first use")
+            return None
+        print(f"pipecomm: torch half built for torch {c10d.torch_version(torch_folder)}")
+        return output
+
+    def install_component(self, package: Path, component: str) -> None:
+        command = [self.cmake, "--install", str(self.folder), "--prefix", str(package)]
+        self.call([*command, "--component", component])
+
+    def install_runtime(self, package: Path) -> None:
+        for stale in [*package.glob("_c10d-*.so"), *package.glob("_core.*.so")]:
+            stale.unlink()
+        self.install_component(package, "runtime")
+        if self.torch_half is not None:
+            shutil.copy2(self.torch_half, package)
+
+    def call(self, command: list[str]) -> None:
+        code = subprocess.run(command, cwd=ROOT).returncode
+        if code != 0:
+            stop(
+                f"the build stopped (exit {code}); the first error is above. If a compiler was "
+                f"killed, memory ran out: try again with MAX_JOBS=1 (now {self.jobs})."
+            )
+
+
+class BuildPy(build_py):
+    """Starts from an empty folder, so that no file of an earlier build gets into a wheel."""
+
+    def run(self) -> None:
+        if not self.editable_mode:
+            shutil.rmtree(Path(self.build_lib) / "pipecomm", ignore_errors=True)
+        super().run()
+
+
+if __name__ == "__main__":
+    setup(
+        ext_modules=[Extension("pipecomm._core", sources=[])],
+        cmdclass={"build_ext": BuildExt, "build_py": BuildPy},
+    )

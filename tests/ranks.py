@@ -1,0 +1,120 @@
+"""Runs a function in several fresh processes, with a hard time limit and every traceback shown."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+__all__ = ["RankFailure", "run_ranks", "spawn_ranks"]
+
+# Given to a rank to print its stacks before it is killed.
+_GRACE_S = 1.0
+
+
+class RankFailure(AssertionError):
+    """At least one rank raised, died or did not finish; the text holds every traceback."""
+
+
+def _child(
+    connection: Connection, fn: Callable[..., Any], rank: int, size: int, store_path: str, args: Any
+) -> None:
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    try:
+        import torch
+
+        torch.set_num_threads(1)
+        connection.send(("ok", fn(rank, size, store_path, *args)))
+    except BaseException as error:  # noqa: BLE001 - reported to the parent, whatever it is
+        connection.send(("raised", (repr(error), traceback.format_exc())))
+    finally:
+        connection.close()
+
+
+def run_ranks(
+    size: int,
+    fn: Callable[..., Any],
+    *args: Any,
+    timeout_s: float = 60.0,
+    env: Mapping[str, str] | None = None,
+) -> list[tuple[str, Any]]:
+    """Run fn(rank, size, store_path, *args) in `size` processes; give each rank's outcome.
+
+    An outcome is ("ok", result), ("raised", (repr, traceback)), ("died", exitcode) or
+    ("hung", seconds). Never raises for what a rank does.
+    """
+    context = multiprocessing.get_context("spawn")
+    outcomes: list[tuple[str, Any]] = [("hung", timeout_s)] * size
+    with tempfile.TemporaryDirectory() as folder, _environment(env or {}):
+        pipes = [context.Pipe(duplex=False) for _ in range(size)]
+        store_path = os.path.join(folder, "store")
+        processes = [
+            context.Process(
+                target=_child, args=(pipes[r][1], fn, r, size, store_path, args), daemon=True
+            )
+            for r in range(size)
+        ]
+        for process in processes:
+            process.start()
+        for _, writer in pipes:
+            writer.close()
+        pending = {pipes[r][0]: r for r in range(size)}
+        deadline = time.monotonic() + timeout_s
+        while pending and (left := deadline - time.monotonic()) > 0:
+            for reader in wait(list(pending), timeout=left):
+                rank = pending.pop(reader)  # type: ignore[arg-type]
+                try:
+                    outcomes[rank] = reader.recv()  # type: ignore[union-attr]
+                except EOFError:
+                    processes[rank].join(5)
+                    outcomes[rank] = ("died", processes[rank].exitcode)
+        _stop(processes)
+    return outcomes
+
+
+def spawn_ranks(
+    size: int,
+    fn: Callable[..., Any],
+    *args: Any,
+    timeout_s: float = 60.0,
+    env: Mapping[str, str] | None = None,
+) -> list[Any]:
+    """As run_ranks, but every rank must return: gives the results in rank order."""
+    outcomes = run_ranks(size, fn, *args, timeout_s=timeout_s, env=env)
+    bad = [f"rank {r}: {kind}: {_text(value)}" for r, (kind, value) in enumerate(outcomes) if kind != "ok"]
+    if bad:
+        raise RankFailure("\n".join(bad))
+    return [value for _, value in outcomes]
+
+
+def _text(value: Any) -> str:
+    return value[1] if isinstance(value, tuple) else str(value)
+
+
+def _stop(processes: list[Any]) -> None:
+    for process in processes:
+        process.join(0 if process.exitcode is not None else _GRACE_S)
+        if process.is_alive() and process.pid is not None:
+            os.kill(process.pid, signal.SIGUSR1)
+            process.join(_GRACE_S)
+            process.kill()
+            process.join()
+
+
+@contextlib.contextmanager
+def _environment(extra: Mapping[str, str]) -> Any:
+    before = dict(os.environ)
+    os.environ.update({"OMP_NUM_THREADS": "1", **extra})
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
