@@ -1,4 +1,4 @@
-"""How the ranks of a process group find each other: addresses through a store, then a connection to each."""
+"""How the ranks of a process group find each other: addresses by a store, then connections."""
 
 from __future__ import annotations
 

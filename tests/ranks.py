@@ -33,7 +33,7 @@ def _child(
 
         torch.set_num_threads(1)
         connection.send(("ok", fn(rank, size, store_path, *args)))
-    except BaseException as error:  # noqa: BLE001 - reported to the parent, whatever it is
+    except BaseException as error:
         connection.send(("raised", (repr(error), traceback.format_exc())))
     finally:
         connection.close()
@@ -89,7 +89,11 @@ def spawn_ranks(
 ) -> list[Any]:
     """As run_ranks, but every rank must return: gives the results in rank order."""
     outcomes = run_ranks(size, fn, *args, timeout_s=timeout_s, env=env)
-    bad = [f"rank {r}: {kind}: {_text(value)}" for r, (kind, value) in enumerate(outcomes) if kind != "ok"]
+    bad = [
+        f"rank {r}: {kind}: {_text(value)}"
+        for r, (kind, value) in enumerate(outcomes)
+        if kind != "ok"
+    ]
     if bad:
         raise RankFailure("\n".join(bad))
     return [value for _, value in outcomes]

@@ -61,8 +61,8 @@ decltype(auto) dispatch_float(DType dtype, Fn&& fn) {
     case DType::float16:
       return fn(Fp16{});
     default:
-      throw Error(ErrorKind::tensor,
-                  std::string("expected float32, bfloat16 or float16 for a quantizing codec; got ") + dtype_name(dtype));
+      throw Error(ErrorKind::tensor, std::string("expected float32, bfloat16 or float16 for a quantizing codec; got ") +
+                                         dtype_name(dtype));
   }
 }
 

@@ -2,8 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <stdexcept>
+#include <exception>
 #include <string>
+#include <utility>
 
 #include "base/api.h"
 
@@ -29,13 +30,15 @@ PC_API const char* error_class_name(ErrorKind kind);
 
 // Text = expected; got (values); where (rank, stage, peer, microbatch); what to do.
 // Copyable, because an error raised by the comm thread is thrown again by every waiter.
-class PC_API Error : public std::runtime_error {
+class PC_API Error : public std::exception {
  public:
-  Error(ErrorKind kind, const std::string& text) : std::runtime_error(text), kind_(kind) {}
+  Error(ErrorKind kind, std::string text) : kind_(kind), text_(std::move(text)) {}
   ErrorKind kind() const noexcept { return kind_; }
+  const char* what() const noexcept override { return text_.c_str(); }
 
  private:
   ErrorKind kind_;
+  std::string text_;
 };
 
 // Throws a transport error that carries errno's text: "<what>: <strerror> (errno N)".

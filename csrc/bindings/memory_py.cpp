@@ -1,10 +1,9 @@
 // _core.Pool and _core.Block: pool memory as Python buffers.
-#include "memory/pool.h"
-
 #include <utility>
 
 #include "bindings/bindings.h"
 #include "bindings/gil.h"
+#include "memory/pool.h"
 
 namespace py = pybind11;
 
@@ -37,7 +36,8 @@ py::buffer_info buffer_of(const Block& block) {
 void register_memory(py::module_& module) {
   py::class_<Block>(module, "Block", py::buffer_protocol(), "Writable bytes on loan from a pool, until collected.")
       .def_buffer(&buffer_of)
-      .def_property_readonly("address", [](const Block& block) { return reinterpret_cast<std::uintptr_t>(block.data()); })
+      .def_property_readonly("address",
+                             [](const Block& block) { return reinterpret_cast<std::uintptr_t>(block.data()); })
       .def_property_readonly("nbytes", &Block::nbytes);
 
   py::class_<Pool, std::shared_ptr<Pool>>(module, "Pool")

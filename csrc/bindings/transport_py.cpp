@@ -53,7 +53,8 @@ Direction parse_direction(const std::string& text) {
 
 py::capsule to_capsule(const std::shared_ptr<Communicator>& communicator) {
   auto* held = new std::shared_ptr<Communicator>(communicator);
-  return py::capsule(held, kCapsuleName, [](void* pointer) { delete static_cast<std::shared_ptr<Communicator>*>(pointer); });
+  return py::capsule(held, kCapsuleName,
+                     [](void* pointer) { delete static_cast<std::shared_ptr<Communicator>*>(pointer); });
 }
 
 void register_transfer(py::module_& module) {
@@ -61,10 +62,7 @@ void register_transfer(py::module_& module) {
       .def(
           "wait",
           [](Transfer& transfer, double timeout_s) {
-            without_gil([&] {
-              transfer.wait(from_seconds(timeout_s), check_signals);
-              return true;
-            });
+            without_gil([&] { return transfer.wait(from_seconds(timeout_s), check_signals), 0; });
           },
           py::arg("timeout_s"))
       .def("take_parts", &take_parts, "[(Block or None, dtype, shape, requires_grad, absent)], once.")
@@ -108,12 +106,14 @@ void register_communicator(py::module_& module) {
           },
           py::arg("peer"), py::arg("tag") = 0, py::arg("direction") = "none", py::arg("microbatch") = kNoMicrobatch,
           py::arg("epoch") = 0, "Posts a receive into memory of the pool.")
-      .def("begin_epoch", &Communicator::begin_epoch, py::call_guard<py::gil_scoped_release>())
-      .def("abort", &Communicator::abort, py::call_guard<py::gil_scoped_release>())
+      .def("begin_epoch",
+           [](Communicator& self, std::uint32_t epoch) { without_gil([&] { return self.begin_epoch(epoch), 0; }); })
+      .def("abort", [](Communicator& self, std::uint32_t epoch,
+                       const std::string& text) { without_gil([&] { return self.abort(epoch, text), 0; }); })
       .def("aborted", &Communicator::aborted)
       .def("set_fail_together", &Communicator::set_fail_together)
-      .def("close", &Communicator::close, py::call_guard<py::gil_scoped_release>())
-      .def("counters", &Communicator::counters, py::call_guard<py::gil_scoped_release>())
+      .def("close", [](Communicator& self) { without_gil([&] { return self.close(), 0; }); })
+      .def("counters", [](Communicator& self, int peer) { return without_gil([&] { return self.counters(peer); }); })
       .def("capsule", &to_capsule);
 }
 

@@ -10,7 +10,7 @@ namespace pipecomm {
 namespace {
 
 // Addresses cost nothing; a pool that outgrows a range goes on in another one.
-constexpr std::size_t kRangeNbytes = std::size_t{64} << 30;
+constexpr std::size_t kRangeNbytes = std::size_t{256} << 30;
 
 bool map_at(std::byte* data, std::size_t nbytes, int protection, int flags, int fd, std::size_t offset) noexcept {
   return mmap(data, nbytes, protection, flags | MAP_FIXED, fd, static_cast<off_t>(offset)) != MAP_FAILED;

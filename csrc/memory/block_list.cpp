@@ -117,7 +117,8 @@ std::byte* BlockList::take(std::size_t nbytes, SegmentClass segment_class) {
 std::vector<Piece> BlockList::lend(std::size_t nbytes, std::size_t granule_nbytes) {
   std::vector<Piece> pieces;
   std::size_t missing = nbytes;
-  for (const FreeSet& free : free_) {
+  for (const SegmentClass segment_class : {SegmentClass::large, SegmentClass::small}) {
+    const FreeSet& free = free_.at(static_cast<std::size_t>(segment_class));
     for (auto block = free.rbegin(); block != free.rend() && missing > 0; ++block) {
       std::byte* begin = align_up(block->second, granule_nbytes);
       const auto skipped = static_cast<std::size_t>(begin - block->second);

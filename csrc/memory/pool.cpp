@@ -77,6 +77,9 @@ std::byte* Pool::find_memory(std::size_t nbytes) {
   if (grow(nbytes, is_small)) return blocks_->take(nbytes, class_of(is_small));
   if (std::byte* data = blocks_->take(nbytes, class_of(!is_small))) return data;
   if (give_back_segments() > 0 && grow(nbytes, is_small)) return blocks_->take(nbytes, class_of(is_small));
+  if (grow_to_limit(nbytes)) {
+    if (std::byte* data = blocks_->take(nbytes, SegmentClass::large)) return data;
+  }
   return stitch(nbytes);
 }
 
@@ -111,12 +114,17 @@ bool Pool::grow(std::size_t nbytes, bool is_small) {
   return add_segment(possible, is_small) || (possible > least && add_segment(least, is_small));
 }
 
+// Takes what is left under the limit, where that and the free blocks are enough together.
+bool Pool::grow_to_limit(std::size_t nbytes) {
+  if (stats_.limit_nbytes == 0) return false;
+  const std::size_t granule = upstream_->granule_nbytes();
+  const std::size_t room = room_nbytes() / granule * granule;
+  return room > 0 && nbytes <= room + blocks_->free_nbytes() && add_segment(room, false);
+}
+
 std::byte* Pool::stitch(std::size_t nbytes) {
   const std::size_t granule = upstream_->granule_nbytes();
   const std::size_t wanted = round_up(nbytes, granule);
-  const std::size_t room = room_nbytes() / granule * granule;
-  const std::size_t free = blocks_->free_nbytes();
-  if (stats_.limit_nbytes > 0 && room > 0 && free < wanted && wanted - free <= room) add_segment(room, false);
   std::vector<Piece> pieces = blocks_->lend(wanted, granule);
   if (pieces.empty()) return nullptr;
   ++stats_.num_upstream_calls;

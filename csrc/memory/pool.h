@@ -68,6 +68,7 @@ class PC_API Pool {
 
   std::byte* find_memory(std::size_t nbytes);
   bool grow(std::size_t nbytes, bool is_small);
+  bool grow_to_limit(std::size_t nbytes);
   bool add_segment(std::size_t nbytes, bool is_small);
   std::byte* stitch(std::size_t nbytes);
   std::byte* start_free(void* data);

@@ -30,7 +30,8 @@ class CommunicatorImpl final : public Communicator,
     for (std::size_t peer = 0; peer < lifelines.size(); ++peer) {
       links_.push_back(nullptr);
       if (!lifelines[peer]) continue;
-      links_.back() = std::make_unique<Link>(static_cast<int>(peer), std::move(*lifelines[peer]), inbox_, options_, events);
+      links_.back() =
+          std::make_unique<Link>(static_cast<int>(peer), std::move(*lifelines[peer]), inbox_, options_, events);
     }
   }
 
@@ -165,7 +166,8 @@ class CommunicatorImpl final : public Communicator,
                                          "; got " + std::to_string(peer) + where());
     }
     if (peer == rank_) {
-      throw Error(ErrorKind::config, "expected to " + what + " another rank; got this rank, " + std::to_string(rank_) + where());
+      throw Error(ErrorKind::config,
+                  "expected to " + what + " another rank; got this rank, " + std::to_string(rank_) + where());
     }
   }
 
@@ -233,7 +235,8 @@ class CommunicatorImpl final : public Communicator,
     Progress::instance().exclusively([&] {
       take_submitted();
       if (transfer->is_done()) return;
-      const Error full = error.kind() == ErrorKind::link_timeout ? timeout_error(error, *transfer) : explain(error, *transfer);
+      const Error full =
+          error.kind() == ErrorKind::link_timeout ? timeout_error(error, *transfer) : explain(error, *transfer);
       if (!transfer->is_send && !inbox_.withdraw(transfer)) {
         for_each_link([&](Link& link) { link.receiver().detach(transfer); });
       }
@@ -245,7 +248,7 @@ class CommunicatorImpl final : public Communicator,
   Error timeout_error(const Error& waited, const TransferState& transfer) const {
     const int peer = transfer.peer();
     std::string text = waited.what();
-    text += transfer.is_send ? " for rank " + std::to_string(peer) + " to take a message"
+    text += transfer.is_send     ? " for rank " + std::to_string(peer) + " to take a message"
             : peer == kAnySource ? " for a message from any rank"
                                  : " for a message from rank " + std::to_string(peer);
     text += " (" + describe_key(transfer.key) + "): " + describe_tensors(transfer) + where();
@@ -284,15 +287,19 @@ class CommunicatorImpl final : public Communicator,
 
   void end_link(Link& link) {
     const Error& cause = *link.gone();
+    const TransferPtr current = link.receiver().current_receive();
+    link.receiver().fail_current(current ? explain(cause, *current) : cause);
     if (link.is_lost() && fails_together_) {
       lost_together_ = cause;
       const Error error(cause.kind(), std::string(cause.what()) + where());
       end_all(error, false);
     }
-    for (const auto& receive : inbox_.take_if([&](const TransferState& item) { return waits_for(item, link.peer()); })) {
+    for (const auto& receive :
+         inbox_.take_if([&](const TransferState& item) { return waits_for(item, link.peer()); })) {
       receive->fail(explain(cause, *receive));
     }
-    link.sender().fail_if([](const TransferState&) { return true; }, Error(cause.kind(), std::string(cause.what()) + where()), true);
+    link.sender().fail_if([](const TransferState&) { return true; },
+                          Error(cause.kind(), std::string(cause.what()) + where()), true);
   }
 
   // A receive from anybody waits for whoever is left.
@@ -338,8 +345,9 @@ class ListenerImpl final : public Listener {
 
   std::string address() const override { return own_.to_string(); }
 
-  std::shared_ptr<Communicator> connect(int rank, const std::vector<std::string>& addresses, CommunicatorOptions options,
-                                        Nanoseconds timeout, const InterruptCheck& interrupt) override {
+  std::shared_ptr<Communicator> connect(int rank, const std::vector<std::string>& addresses,
+                                        CommunicatorOptions options, Nanoseconds timeout,
+                                        const InterruptCheck& interrupt) override {
     check_reachable(rank, addresses, options);
     if (!options.pool) options.pool = make_host_pool(0);
     auto lifelines = shake_hands(socket_, own_, rank, addresses, options, timeout, interrupt);

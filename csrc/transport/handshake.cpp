@@ -51,7 +51,12 @@ class Handshake {
  public:
   Handshake(const Fd& listener, const Address& own, int rank, const std::vector<std::string>& addresses,
             const CommunicatorOptions& options)
-      : listener_(listener), own_(own), rank_(rank), options_(options), links_(addresses.size()), calls_(addresses.size()) {
+      : listener_(listener),
+        own_(own),
+        rank_(rank),
+        options_(options),
+        links_(addresses.size()),
+        calls_(addresses.size()) {
     for (const std::string& address : addresses) addresses_.push_back(Address::parse(address));
   }
 
@@ -175,8 +180,9 @@ class Handshake {
   void check_same(const Hello& hello, const std::string& settings, int peer) const {
     const std::string who = "rank " + std::to_string(peer);
     if (hello.version != kWireVersion) {
-      throw Error(ErrorKind::config, "expected wire version " + std::to_string(kWireVersion) + " from " + who + "; got " +
-                                         std::to_string(hello.version) + where() + "; install one pipecomm everywhere");
+      throw Error(ErrorKind::config, "expected wire version " + std::to_string(kWireVersion) + " from " + who +
+                                         "; got " + std::to_string(hello.version) + where() +
+                                         "; install one pipecomm everywhere");
     }
     if (hello.size != size()) {
       throw Error(ErrorKind::config, "expected " + std::to_string(size()) + " ranks; " + who + " was started for " +
@@ -206,7 +212,8 @@ class Handshake {
   [[noreturn]] void fail_missing(Nanoseconds timeout) const {
     std::string missing;
     for (int peer = 0; peer < size(); ++peer) {
-      if (peer != rank_ && !links_[static_cast<std::size_t>(peer)]) missing += (missing.empty() ? "" : ", ") + std::to_string(peer);
+      if (peer != rank_ && !links_[static_cast<std::size_t>(peer)])
+        missing += (missing.empty() ? "" : ", ") + std::to_string(peer);
     }
     throw Error(ErrorKind::link_timeout, "expected all " + std::to_string(size()) + " ranks to connect within " +
                                              std::to_string(timeout.count() / 1'000'000'000) +
@@ -238,7 +245,8 @@ class Handshake {
 }  // namespace
 
 Address Address::make_own() {
-  return {read_boot_id(), read_network_namespace(), std::to_string(::geteuid()), "pipecomm-" + random_hex(16), random_hex(16)};
+  return {read_boot_id(), read_network_namespace(), std::to_string(::geteuid()), "pipecomm-" + random_hex(16),
+          random_hex(16)};
 }
 
 std::string Address::to_string() const {
@@ -248,7 +256,8 @@ std::string Address::to_string() const {
 Address Address::parse(const std::string& text) {
   std::istringstream stream(text);
   Address address;
-  for (std::string* field : {&address.boot_id, &address.network_namespace, &address.uid, &address.name, &address.token}) {
+  for (std::string* field :
+       {&address.boot_id, &address.network_namespace, &address.uid, &address.name, &address.token}) {
     if (!std::getline(stream, *field, '|')) {
       throw Error(ErrorKind::transport, "expected an address of five fields; got '" + text + "'");
     }
@@ -259,7 +268,8 @@ Address Address::parse(const std::string& text) {
 std::string why_unreachable(const std::string& own_address, const std::string& peer_address) {
   const Address own = Address::parse(own_address);
   const Address peer = Address::parse(peer_address);
-  if (own.boot_id != peer.boot_id) return "it runs on another host (boot id " + peer.boot_id + ", here " + own.boot_id + ")";
+  if (own.boot_id != peer.boot_id)
+    return "it runs on another host (boot id " + peer.boot_id + ", here " + own.boot_id + ")";
   if (own.network_namespace != peer.network_namespace) {
     return "it runs in another network namespace (" + peer.network_namespace + ", here " + own.network_namespace +
            "), where AF_UNIX sockets cannot reach";

@@ -59,7 +59,8 @@ std::uint64_t checked_nbytes(DType dtype, const std::vector<std::int64_t>& shape
     require(extent >= 0, "extents of 0 or more; got " + std::to_string(extent));
     if (extent == 0) is_empty = true;
     const auto factor = static_cast<std::uint64_t>(extent == 0 ? 1 : extent);
-    require(nbytes <= kMaxTensorNbytes / factor, "a tensor of at most 2^48 bytes; got " + describe_tensor(dtype, shape));
+    require(nbytes <= kMaxTensorNbytes / factor,
+            "a tensor of at most 2^48 bytes; got " + describe_tensor(dtype, shape));
     nbytes *= factor;
   }
   return is_empty ? 0 : nbytes;

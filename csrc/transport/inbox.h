@@ -17,8 +17,8 @@ struct InMessage {
   MessageKey key;
   std::uint16_t num_parts = 1;
   std::uint64_t seq = 0;
-  TransferPtr receiver;            // none: parked, or dropped
-  bool is_direct = false;          // bytes go straight into the receiver's targets
+  TransferPtr receiver;    // none: parked, or dropped
+  bool is_direct = false;  // bytes go straight into the receiver's targets
   bool is_dropped = false;
   bool is_complete = false;
   std::vector<ReceivedPart> parts;

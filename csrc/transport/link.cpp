@@ -14,8 +14,9 @@ Link::Link(int peer, Lifeline lifeline, Inbox& inbox, const CommunicatorOptions&
       events_(std::move(events)),
       lifeline_(std::move(lifeline)),
       sender_(options.emulation),
-      receiver_(peer, inbox, options.pool,
-                [this](std::uint64_t seq, const std::string& text) { lifeline_.send(ControlKind::refused, seq, text); }) {}
+      receiver_(peer, inbox, options.pool, [this](std::uint64_t seq, const std::string& text) {
+        lifeline_.send(ControlKind::refused, seq, text);
+      }) {}
 
 bool Link::poll() {
   bool moved = false;
@@ -64,7 +65,8 @@ void Link::handle(Control& control) {
       if (control.fd) sender_.set_ring(RingWriter(Segment::adopt(control.fd.release(), control.value)));
       break;
     case ControlKind::refused: {
-      const Error error(ErrorKind::message_mismatch, "rank " + std::to_string(peer_) + " refused a message: " + control.text);
+      const Error error(ErrorKind::message_mismatch,
+                        "rank " + std::to_string(peer_) + " refused a message: " + control.text);
       if (!sender_.complain(control.value, error)) std::fprintf(stderr, "pipecomm: %s\n", error.what());
       break;
     }
@@ -88,7 +90,6 @@ void Link::break_off(const Error& error) {
   lifeline_.close();
   receiver_.drop_ring();
   mark_gone(ErrorKind::peer_lost, error.what());
-  receiver_.fail_current(*gone_);
   has_announced_end_ = true;
   events_.on_gone(*this);
 }
@@ -106,7 +107,6 @@ void Link::end_when_drained() {
   }
   if (!receiver_.is_drained() && !receiver_.is_blocked()) return;
   has_announced_end_ = true;
-  receiver_.fail_current(*gone_);
   events_.on_gone(*this);
 }
 

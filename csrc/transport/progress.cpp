@@ -109,7 +109,8 @@ void Progress::leave() {
   kick();
 }
 
-bool Progress::wait_until(const std::function<bool()>& done, std::int64_t deadline_ns, const InterruptCheck& interrupt) {
+bool Progress::wait_until(const std::function<bool()>& done, std::int64_t deadline_ns,
+                          const InterruptCheck& interrupt) {
   if (done()) return true;
   num_waiters_.fetch_add(1);
   struct Leave {

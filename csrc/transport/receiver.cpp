@@ -56,7 +56,8 @@ bool Receiver::begin_part(const MessageHeader& header) {
     if (!message_) return false;
   } else if (!message_ || message_->parts.size() != header.part_index || message_->num_parts != header.num_parts) {
     throw Error(ErrorKind::transport, "expected the next part of a message; got part " +
-                                          std::to_string(header.part_index) + " of " + std::to_string(header.num_parts));
+                                          std::to_string(header.part_index) + " of " +
+                                          std::to_string(header.num_parts));
   }
   ++next_seq_;
   header_ = header;
@@ -93,17 +94,19 @@ void Receiver::prepare_target() {
   }
 }
 
-bool Receiver::fits_targets(InMessage& message, std::size_t index, DType dtype, const std::vector<std::int64_t>& shape) {
+bool Receiver::fits_targets(InMessage& message, std::size_t index, DType dtype,
+                            const std::vector<std::int64_t>& shape) {
   const auto& targets = message.receiver->targets;
-  const bool fits = message.num_parts == targets.size() && targets[index].dtype == dtype && targets[index].shape == shape;
+  const bool fits =
+      message.num_parts == targets.size() && targets[index].dtype == dtype && targets[index].shape == shape;
   if (fits) return true;
   const TensorView sent{nullptr, dtype, shape};
-  reject(message, Error(ErrorKind::message_mismatch,
-                        "expected " + describe_tensors(*message.receiver) + "; got " +
-                            std::to_string(message.num_parts) + " tensor(s), number " + std::to_string(index) + ": " +
-                            describe_tensor(dtype, shape) + " (" + std::to_string(sent.nbytes()) + " bytes) from rank " +
-                            std::to_string(source_) + " (" + describe_key(message.key) +
-                            "); receive into a tensor of the sender's dtype and size"));
+  reject(message,
+         Error(ErrorKind::message_mismatch,
+               "expected " + describe_tensors(*message.receiver) + "; got " + std::to_string(message.num_parts) +
+                   " tensor(s), number " + std::to_string(index) + ": " + describe_tensor(dtype, shape) + " (" +
+                   std::to_string(sent.nbytes()) + " bytes) from rank " + std::to_string(source_) + " (" +
+                   describe_key(message.key) + "); receive into a tensor of the sender's dtype and size"));
   return false;
 }
 

@@ -35,6 +35,8 @@ class Receiver {
   void detach(const TransferPtr& receive);
   // Ends the receive that waits for the rest of a message that will not come.
   void fail_current(const Error& error);
+  // The receive that a message under way will answer; none if there is none.
+  TransferPtr current_receive() const { return message_ ? message_->receiver : nullptr; }
   bool is_current(const std::function<bool(const TransferState&)>& predicate) const {
     return message_ && message_->receiver && predicate(*message_->receiver);
   }

@@ -36,7 +36,8 @@ bool is_hangup(int code) { return code == EPIPE || code == ECONNRESET || code ==
 
 Fd take_fd(msghdr& header) {
   for (cmsghdr* item = CMSG_FIRSTHDR(&header); item != nullptr; item = CMSG_NXTHDR(&header, item)) {
-    if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS || item->cmsg_len < CMSG_LEN(sizeof(int))) continue;
+    if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS || item->cmsg_len < CMSG_LEN(sizeof(int)))
+      continue;
     int fd = -1;
     std::memcpy(&fd, CMSG_DATA(item), sizeof(fd));
     return Fd(fd);
@@ -69,7 +70,8 @@ Fd listen_abstract(const std::string& name) {
   Fd fd = make_socket();
   sockaddr_un address;
   const socklen_t length = abstract_address(name, address);
-  if (::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) throw_errno("cannot bind an AF_UNIX socket");
+  if (::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0)
+    throw_errno("cannot bind an AF_UNIX socket");
   if (::listen(fd.get(), kBacklog) != 0) throw_errno("cannot listen on an AF_UNIX socket");
   return fd;
 }
@@ -134,7 +136,8 @@ SocketStatus receive_message(const Fd& socket, SocketMessage& out) {
 PeerIdentity peer_identity(const Fd& socket) {
   ucred credentials{};
   socklen_t length = sizeof(credentials);
-  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) throw_errno("cannot identify the peer");
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0)
+    throw_errno("cannot identify the peer");
   return {credentials.uid, credentials.pid};
 }
 

@@ -27,7 +27,8 @@ std::vector<CommunicatorPtr> connect_all(std::size_t size, const CommunicatorOpt
   std::vector<CommunicatorPtr> made(size);
   std::vector<std::thread> threads;
   for (std::size_t rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] { made[rank] = listeners[rank]->connect(static_cast<int>(rank), addresses, options, 10s); });
+    threads.emplace_back(
+        [&, rank] { made[rank] = listeners[rank]->connect(static_cast<int>(rank), addresses, options, 10s); });
   }
   for (std::thread& thread : threads) thread.join();
   return made;
@@ -58,7 +59,8 @@ MessageKey in_epoch(std::uint32_t epoch) { return {0, Direction::forward, 0, epo
 
 TEST(message_arrives_whole_at_every_size) {
   auto ranks = connect_all(2);
-  for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{1000}, std::size_t{65536}, std::size_t{3000001}}) {
+  for (const std::size_t count :
+       {std::size_t{0}, std::size_t{1}, std::size_t{1000}, std::size_t{65536}, std::size_t{3000001}}) {
     Floats sent = ramp(count);
     Floats got(count, -1);
     auto receive = post_receive(ranks[1], 0, got);
@@ -185,7 +187,8 @@ TEST(timeout_names_ranks_key_and_tensors) {
   auto ranks = connect_all(2);
   Floats got(4);
   auto receive = post_receive(ranks[0], 1, got, tagged(9));
-  CHECK_ERROR(ErrorKind::link_timeout, "from rank 1 (tag 9): float32 [4] (16 bytes); where: rank 0", receive->wait(50ms));
+  CHECK_ERROR(ErrorKind::link_timeout, "from rank 1 (tag 9): float32 [4] (16 bytes); where: rank 0",
+              receive->wait(50ms));
   CHECK_ERROR(ErrorKind::link_timeout, "", receive->wait(50ms));
 }
 

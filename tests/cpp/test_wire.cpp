@@ -87,8 +87,8 @@ TEST(header_has_64_bytes_and_8_per_dimension) {
 
 TEST(header_bytes_are_the_golden_ones) {
   const std::vector<std::byte> bytes = bytes_of(sample_header());
-  const std::array<unsigned char, 28> expected = {'P', 'C', 'M', '1', 1,  0, 88, 0, 0, 8, 3, 2, 0, 0,
-                                                  1,   0,   1,   0,   3,  0, 3,  0, 0, 0, 9, 0, 0, 0};
+  const std::array<unsigned char, 28> expected = {'P', 'C', 'M', '1', 1, 0, 88, 0, 0, 8, 3, 2, 0, 0,
+                                                  1,   0,   1,   0,   3, 0, 3,  0, 0, 0, 9, 0, 0, 0};
   CHECK(std::memcmp(bytes.data(), expected.data(), expected.size()) == 0);
 }
 
@@ -114,7 +114,8 @@ TEST(random_bytes_are_refused_without_a_crash) {
   for (int round = 0; round < 20000; ++round) {
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
     // A good start lets the later checks see nonsense too.
-    if (round % 2 == 0) std::memcpy(bytes.data(), bytes_of(sample_header()).data(), 1 + static_cast<std::size_t>(random() % 32));
+    if (round % 2 == 0)
+      std::memcpy(bytes.data(), bytes_of(sample_header()).data(), 1 + static_cast<std::size_t>(random() % 32));
     CHECK_ERROR(ErrorKind::transport, "refused", read_header(bytes));
   }
 }
