@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import atexit
 import functools
+import logging
 import os
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from pipecomm.codec import Codec
 
 from pipecomm import _c10d_build, rendezvous
-from pipecomm.errors import ConfigError
+from pipecomm.codec import Codec
+from pipecomm.errors import ConfigError, PeerLostError, TransportError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 __all__ = ["BackendOptions", "register"]
 
 _NAME = "pipecomm"
+_log = logging.getLogger(_NAME)
 # Messages below this size gain nothing from a codec: they cost latency, not bandwidth.
 _MIN_NBYTES = 65536
 _MAX_RANKS_IN_NAME = 8
@@ -104,20 +109,17 @@ def _create(group: Any, options: Any) -> Any:
     rank, size, timeout = group.group_rank, group.group_size, options.timeout or group.timeout
     # A store that outlives a group keeps its keys; each life of the group has its own.
     life = group.store.add(f"pipecomm/life/{rank}", 1)
-    store = dist.PrefixStore(f"pipecomm/{life}", group.store)
-    communicator = rendezvous.connect(
-        store,
-        rank,
-        size,
-        name=_describe(group),
-        timeout_s=timeout.total_seconds(),
-        settings=options.settings,
-    )
+    store = _sub_store(group.store, f"pipecomm/{life}")
     make_inner = functools.partial(_INNER_BACKENDS[options.inner], store, rank, size)
+    communicator = _connect(store, group, options, timeout)
+    if communicator is None:
+        # Made now, by all ranks: a send or receive is no occasion that all of them reach.
+        inner = make_inner(timeout)
+        make_inner = functools.partial(lambda inner, _: inner, inner)
     return _load_c10d().PipecommBackend(
         rank=rank,
         size=size,
-        communicator=communicator.capsule(),
+        communicator=communicator and communicator.capsule(),
         make_inner=make_inner,
         timeout=timeout,
         codec=str(options.codec),
@@ -126,8 +128,34 @@ def _create(group: Any, options: Any) -> Any:
     )
 
 
-def _make_gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
-    return dist.ProcessGroupGloo(dist.PrefixStore("inner", store), rank, size, timeout)
+def _connect(store: Store, group: Any, options: BackendOptions, timeout: timedelta) -> Any:
+    """This rank's _core.Communicator; None, on all ranks, if some cannot be reached."""
+    try:
+        return rendezvous.connect(
+            store,
+            group.group_rank,
+            group.group_size,
+            name=_describe(group),
+            timeout_s=timeout.total_seconds(),
+            settings=options.settings,
+        )
+    except PeerLostError:
+        raise
+    except TransportError as error:
+        if group.group_rank == 0:
+            _log.warning("sends and receives go through %s, uncompressed: %s", options.inner, error)
+        return None
+
+
+def _sub_store(store: Store, prefix: str) -> Store:
+    # Imported late: not every torch is built with torch.distributed.
+    from torch._C._distributed_c10d import PrefixStore
+
+    return PrefixStore(prefix, store)
+
+
+def _make_gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+    return dist.ProcessGroupGloo(_sub_store(store, "inner"), rank, size, timeout)
 
 
 _INNER_BACKENDS = {"gloo": _make_gloo}

@@ -64,7 +64,7 @@ class MemoryPool:
 
     @property
     def limit(self) -> int | None:
-        """Most bytes held from the system; None: no limit. May be set at any time, for all threads."""
+        """Most bytes held from the system (None: no limit), for all threads; can be set."""
         return self._pool.limit_nbytes or None
 
     @limit.setter
@@ -72,7 +72,7 @@ class MemoryPool:
         self._pool.limit_nbytes = _limit_nbytes(limit)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A contiguous CPU tensor with undefined contents; its memory returns to the pool when it dies.
+        """A contiguous CPU tensor, contents undefined; its memory returns to the pool when it dies.
 
         Raises ConfigError for a negative dimension, PoolExhaustedError where neither the limit nor
         the machine allows it.
@@ -113,7 +113,7 @@ def tensor_from_block(block: Any, shape: Sequence[int], dtype: torch.dtype) -> t
     """
     if block.nbytes == 0:
         return torch.empty(tuple(shape), dtype=dtype)
-    return torch.frombuffer(block, dtype=torch.uint8).view(dtype).view(tuple(shape))
+    return torch.frombuffer(block, dtype=dtype).view(tuple(shape))
 
 
 def default_pool() -> MemoryPool:
@@ -129,5 +129,7 @@ def _limit_nbytes(limit: int | None) -> int:
     if limit is None:
         return 0
     if not 0 < limit < 2**63:
-        raise ConfigError(f"expected a positive number of bytes, or None, as pool limit; got {limit}")
+        raise ConfigError(
+            f"expected a positive number of bytes, or None, as pool limit; got {limit}"
+        )
     return limit

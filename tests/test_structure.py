@@ -24,16 +24,17 @@ CPP_MAY_INCLUDE = {
     "codec": {"base"},
     "memory": {"base", "device"},
     "transport": {"base", "device", "memory", "codec"},
-    "bindings": {"base", "device", "memory", "codec", "transport"},
-    "torch": {"base", "device", "memory", "codec", "transport"},
+    "python": {"base"},
+    "bindings": {"base", "device", "memory", "codec", "transport", "python"},
+    "torch": {"base", "device", "memory", "codec", "transport", "python"},
 }
 # Start of a foreign header's path -> the only folders that may include it.
 FOREIGN_HEADERS = {
     "torch/": {"torch"},
     "ATen/": {"torch"},
     "c10/": {"torch"},
-    "pybind11/": {"bindings", "torch"},
-    "Python.h": {"bindings", "torch"},
+    "pybind11/": {"bindings", "python", "torch"},
+    "Python.h": {"bindings", "python", "torch"},
     # They pull in headers of cusparse and friends that a build machine need not have.
     "ATen/cuda": set(),
 }

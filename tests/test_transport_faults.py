@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from pipecomm._native import core
 from pipecomm.codec import Codec
-from pipecomm.errors import PeerLostError, TransportError
+from pipecomm.errors import LinkTimeoutError, PeerLostError, TransportError
 from pipecomm.link import Links
 from pipecomm.rendezvous import connect
 
@@ -257,16 +257,16 @@ def test_caller_who_does_not_know_the_token_is_not_answered() -> None:
     own, other = listener.address, core.Listener().address
     hello = b"pipecomm" + (1).to_bytes(4, "little") + (1).to_bytes(4, "little")
     hello += (2).to_bytes(4, "little") + bytes(4) + b"0" * 32
-    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    stranger.connect("\0" + own.split("|")[3])
-    stranger.send(hello)
-    with pytest.raises(Exception, match="no answer from rank 1"):
-        listener.connect(0, [own, other], timeout_s=0.3)
-    assert stranger.recv(100) == b""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.connect("\0" + own.split("|")[3])
+        stranger.send(hello)
+        with pytest.raises(LinkTimeoutError, match="no answer from rank 1"):
+            listener.connect(0, [own, other], timeout_s=0.3)
+        assert stranger.recv(100) == b""
 
 
 def test_missing_rank_is_named_by_the_rendezvous() -> None:
-    with pytest.raises(Exception, match=r"rank 1, 2.*rank 0"):
+    with pytest.raises(LinkTimeoutError, match=r"rank 1, 2.*rank 0"):
         connect(dist.HashStore(), 0, 3, name="test", timeout_s=0.2)
 
 

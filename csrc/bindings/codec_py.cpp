@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "bindings/gil.h"
 #include "codec/codec.h"
 #include "codec/host.h"
+#include "python/gil.h"
 #if defined(PIPECOMM_HAVE_CUDA)
 #include "codec/launch.h"
 #endif

@@ -1,7 +1,7 @@
 // The _core module: a table of contents, no logic.
 #include "base/dtype.h"
 #include "bindings/bindings.h"
-#include "bindings/errors_py.h"
+#include "python/errors.h"
 
 namespace py = pybind11;
 

@@ -2,8 +2,8 @@
 #include <utility>
 
 #include "bindings/bindings.h"
-#include "bindings/gil.h"
 #include "memory/pool.h"
+#include "python/gil.h"
 
 namespace py = pybind11;
 

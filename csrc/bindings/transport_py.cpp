@@ -3,7 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
-#include "bindings/gil.h"
+#include "python/gil.h"
 #include "transport/communicator.h"
 
 namespace py = pybind11;

@@ -48,13 +48,13 @@ struct Avx2 {
   static std::uint16_t max_u16(__m256i values) {
     return static_cast<std::uint16_t>(~min_u16(_mm256_xor_si256(values, _mm256_set1_epi32(-1))));
   }
-  static std::int32_t max_i32(__m256i values) {
-    __m128i largest = _mm_max_epi32(_mm256_castsi256_si128(values), _mm256_extracti128_si256(values, 1));
-    largest = _mm_max_epi32(largest, _mm_shuffle_epi32(largest, _MM_SHUFFLE(1, 0, 3, 2)));
-    largest = _mm_max_epi32(largest, _mm_shuffle_epi32(largest, _MM_SHUFFLE(2, 3, 0, 1)));
-    return _mm_cvtsi128_si32(largest);
+  static std::uint32_t max_u32(__m256i values) {
+    __m128i largest = _mm_max_epu32(_mm256_castsi256_si128(values), _mm256_extracti128_si256(values, 1));
+    largest = _mm_max_epu32(largest, _mm_shuffle_epi32(largest, _MM_SHUFFLE(1, 0, 3, 2)));
+    largest = _mm_max_epu32(largest, _mm_shuffle_epi32(largest, _MM_SHUFFLE(2, 3, 0, 1)));
+    return static_cast<std::uint32_t>(_mm_cvtsi128_si32(largest));
   }
-  static std::int32_t min_i32(__m256i values) { return ~max_i32(_mm256_xor_si256(values, _mm256_set1_epi32(-1))); }
+  static std::uint32_t min_u32(__m256i values) { return ~max_u32(_mm256_xor_si256(values, _mm256_set1_epi32(-1))); }
 
   template <int kCount, typename T>
   static std::uint32_t max_magnitude(const std::byte* x, T) {
@@ -62,44 +62,38 @@ struct Avx2 {
     for (std::size_t i = 0; i < kCount * sizeof(T); i += 32) {
       largest = _mm256_max_epu16(largest, _mm256_and_si256(load_bits(x + i), _mm256_set1_epi16(0x7fff)));
     }
-    return float_to_bits(to_float(T{max_u16(largest)}));
+    return max_u16(largest);
   }
   template <int kCount>
   static std::uint32_t max_magnitude(const std::byte* x, float) {
     __m256i largest = _mm256_setzero_si256();
     for (std::size_t i = 0; i < kCount * sizeof(float); i += 32) {
-      largest = _mm256_max_epi32(largest, _mm256_and_si256(load_bits(x + i), _mm256_set1_epi32(0x7fffffff)));
+      largest = _mm256_max_epu32(largest, _mm256_and_si256(load_bits(x + i), _mm256_set1_epi32(0x7fffffff)));
     }
-    return static_cast<std::uint32_t>(max_i32(largest));
+    return max_u32(largest);
   }
 
-  // Keys that order as unsigned: negative values inverted, positive ones above them.
   static __m256i keys_u16(__m256i bits) {
     const __m256i flip = _mm256_or_si256(_mm256_srai_epi16(bits, 15), _mm256_set1_epi16(INT16_MIN));
     return _mm256_xor_si256(bits, flip);
   }
   template <typename T>
-  static std::int32_t key_of_u16(std::uint16_t key, T) {
-    const int bits = (key & 0x8000) != 0 ? key ^ 0x8000 : key ^ 0xffff;
-    return order_key(float_to_bits(to_float(T{static_cast<std::uint16_t>(bits)})));
-  }
-  template <typename T>
-  static Extremes extremes(const std::byte* x, T value) {
+  static Extremes extremes(const std::byte* x, T) {
     const __m256i a = keys_u16(load_bits(x));
     const __m256i b = keys_u16(load_bits(x + 32));
-    return {key_of_u16(min_u16(_mm256_min_epu16(a, b)), value), key_of_u16(max_u16(_mm256_max_epu16(a, b)), value)};
+    return {min_u16(_mm256_min_epu16(a, b)), max_u16(_mm256_max_epu16(a, b))};
   }
   static Extremes extremes(const std::byte* x, float) {
-    __m256i low = _mm256_set1_epi32(INT32_MAX);
-    __m256i high = _mm256_set1_epi32(INT32_MIN);
+    __m256i low = _mm256_set1_epi32(-1);
+    __m256i high = _mm256_setzero_si256();
     for (std::size_t i = 0; i < kBlockSize * sizeof(float); i += 32) {
       const __m256i bits = load_bits(x + i);
-      const __m256i flip = _mm256_and_si256(_mm256_srai_epi32(bits, 31), _mm256_set1_epi32(0x7fffffff));
+      const __m256i flip = _mm256_or_si256(_mm256_srai_epi32(bits, 31), _mm256_set1_epi32(INT32_MIN));
       const __m256i keys = _mm256_xor_si256(bits, flip);
-      low = _mm256_min_epi32(low, keys);
-      high = _mm256_max_epi32(high, keys);
+      low = _mm256_min_epu32(low, keys);
+      high = _mm256_max_epu32(high, keys);
     }
-    return {min_i32(low), max_i32(high)};
+    return {min_u32(low), max_u32(high)};
   }
 
   template <typename T>

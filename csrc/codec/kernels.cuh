@@ -83,12 +83,12 @@ __device__ inline std::uint32_t team_max(std::uint32_t value) {
 }
 
 struct KeyRange {
-  std::int32_t low;
-  std::int32_t high;
+  std::uint32_t low = UINT32_MAX;
+  std::uint32_t high = 0;
 };
 
-__device__ inline void widen(KeyRange& range, float value) {
-  const std::int32_t key = order_key(float_to_bits(value));
+__device__ inline void include(KeyRange& range, float value) {
+  const std::uint32_t key = order_key(float_to_bits(value));
   range.low = key < range.low ? key : range.low;
   range.high = key > range.high ? key : range.high;
 }
@@ -96,8 +96,8 @@ __device__ inline void widen(KeyRange& range, float value) {
 template <int kLanes>
 __device__ inline KeyRange team_range(KeyRange range) {
   for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-    const std::int32_t low = __shfl_xor_sync(team_mask<kLanes>(), range.low, offset);
-    const std::int32_t high = __shfl_xor_sync(team_mask<kLanes>(), range.high, offset);
+    const std::uint32_t low = __shfl_xor_sync(team_mask<kLanes>(), range.low, offset);
+    const std::uint32_t high = __shfl_xor_sync(team_mask<kLanes>(), range.high, offset);
     range.low = low < range.low ? low : range.low;
     range.high = high > range.high ? high : range.high;
   }
@@ -219,10 +219,10 @@ __device__ inline std::uint32_t int4_code(const Int4Group& group, T value) {
 template <typename T>
 __device__ void encode_int4_slowly(const T* x, int count, int lane, unsigned char* scale, unsigned char* zero,
                                    unsigned char* codes) {
-  KeyRange range = {INT32_MAX, INT32_MIN};
-  for (int i = lane; i < count; i += kInt4Lanes) widen(range, to_float(x[i]));
+  KeyRange range;
+  for (int i = lane; i < count; i += kInt4Lanes) include(range, to_float(x[i]));
   range = team_range<kInt4Lanes>(range);
-  const Int4Group group = int4_group(range.low, range.high);
+  const Int4Group group = int4_group(key_bits(range.low), key_bits(range.high));
   if (lane == 0) {
     store_bf16(scale, group.scale);
     store_bf16(zero, group.zero);
@@ -240,10 +240,10 @@ __device__ void encode_int4_group(const T* x, int lane, unsigned char* scale, un
                                   unsigned char* codes) {
   float values[kPerLane];
   load_values(x + lane * kPerLane, values);
-  KeyRange range = {INT32_MAX, INT32_MIN};
-  for (int i = 0; i < kPerLane; ++i) widen(range, values[i]);
+  KeyRange range;
+  for (int i = 0; i < kPerLane; ++i) include(range, values[i]);
   range = team_range<kInt4Lanes>(range);
-  const Int4Group group = int4_group(range.low, range.high);
+  const Int4Group group = int4_group(key_bits(range.low), key_bits(range.high));
   if (lane == 0) {
     store_bf16(scale, group.scale);
     store_bf16(zero, group.zero);

@@ -31,32 +31,64 @@ void write_decoded(std::byte* values, int index, float value, float scale, float
   write(values + static_cast<std::size_t>(index) * sizeof(T), finish_decode<T>(value, scale, zero));
 }
 
-// Order keys of a group's smallest and largest value.
+template <typename T>
+struct BitsOf {
+  using type = std::uint16_t;
+};
+template <>
+struct BitsOf<float> {
+  using type = std::uint32_t;
+};
+
+// Bits of T as bits of a float32, without a branch.
+template <typename T>
+std::uint32_t widen(std::uint32_t bits);
+template <>
+inline std::uint32_t widen<float>(std::uint32_t bits) {
+  return bits;
+}
+template <>
+inline std::uint32_t widen<Bf16>(std::uint32_t bits) {
+  return bits << 16;
+}
+template <>
+inline std::uint32_t widen<Fp16>(std::uint32_t bits) {
+  const std::uint32_t magnitude = (bits & 0x7fffu) << 13;
+  const std::uint32_t finite = float_to_bits(multiply(bits_to_float(magnitude), 5.192296858534828e33f));  // 2^112
+  return (bits & 0x8000u) << 16 | (magnitude < 0x0f800000u ? finite : magnitude | kInfinityBits);
+}
+
+// A group's smallest and largest value, as order keys of T's own bits.
 struct Extremes {
-  std::int32_t low;
-  std::int32_t high;
+  std::uint32_t low;
+  std::uint32_t high;
 };
 
 // Groups of any length up to group_size, one value at a time.
 template <typename T>
 struct Scalar {
+  using Bits = typename BitsOf<T>::type;
+
+  // Of T's own bits.
   static std::uint32_t max_magnitude(const std::byte* x, int count) {
-    std::uint32_t largest = 0;
+    constexpr Bits kMagnitude = static_cast<Bits>(~Bits{0}) >> 1;
+    Bits largest = 0;
     for (int i = 0; i < count; ++i) {
-      const std::uint32_t bits = float_to_bits(read_float<T>(x, i)) & ~kSignBit;
+      const Bits bits = static_cast<Bits>(read<Bits>(x + static_cast<std::size_t>(i) * sizeof(T)) & kMagnitude);
       largest = bits > largest ? bits : largest;
     }
     return largest;
   }
 
   static Extremes extremes(const std::byte* x, int count) {
-    Extremes found = {INT32_MAX, INT32_MIN};
+    Bits low = static_cast<Bits>(~Bits{0});
+    Bits high = 0;
     for (int i = 0; i < count; ++i) {
-      const std::int32_t key = order_key(float_to_bits(read_float<T>(x, i)));
-      found.low = key < found.low ? key : found.low;
-      found.high = key > found.high ? key : found.high;
+      const Bits key = order_key(read<Bits>(x + static_cast<std::size_t>(i) * sizeof(T)));
+      low = key < low ? key : low;
+      high = key > high ? key : high;
     }
-    return found;
+    return {low, high};
   }
 
   static void quantize_int8(const std::byte* x, int count, float inverse, std::byte* codes) {

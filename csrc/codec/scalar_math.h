@@ -36,9 +36,24 @@ PC_HD inline std::int32_t round_to_int(float value) {
 
 PC_HD inline bool is_finite_bits(std::uint32_t bits) { return (bits & ~kSignBit) < kInfinityBits; }
 
-// A float's bits as an integer that orders as the float does; NaN lies beyond the infinities. Its own inverse.
-PC_HD inline std::int32_t order_key(std::uint32_t bits) {
-  return static_cast<std::int32_t>((bits & kSignBit) != 0 ? bits ^ ~kSignBit : bits);
+// A float's bits, of any width, as an unsigned integer that orders as the float does; NaN lies beyond the infinities.
+template <typename Bits>
+PC_HD constexpr Bits order_key(Bits bits) {
+  constexpr Bits kSign = static_cast<Bits>(Bits{1} << (8 * sizeof(Bits) - 1));
+  return static_cast<Bits>((bits & kSign) != 0 ? ~bits : bits | kSign);
+}
+
+// Inverse of order_key.
+template <typename Bits>
+PC_HD constexpr Bits key_bits(Bits key) {
+  constexpr Bits kSign = static_cast<Bits>(Bits{1} << (8 * sizeof(Bits) - 1));
+  return static_cast<Bits>((key & kSign) != 0 ? key ^ kSign : ~key);
+}
+
+// These three take finite values; what they make of others is not used.
+PC_HD inline Bf16 bf16_round_nearest(float value) {
+  const std::uint32_t bits = float_to_bits(value);
+  return Bf16{static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 
 PC_HD inline Bf16 bf16_round_down(float value) {
@@ -46,7 +61,7 @@ PC_HD inline Bf16 bf16_round_down(float value) {
   return Bf16{static_cast<std::uint16_t>((bits & kSignBit) != 0 ? (bits + 0xffffu) >> 16 : bits >> 16)};
 }
 
-// For value >= 0.
+// For value >= 0 only.
 PC_HD inline Bf16 bf16_round_up(float value) {
   return Bf16{static_cast<std::uint16_t>((float_to_bits(value) + 0xffffu) >> 16)};
 }
@@ -59,16 +74,20 @@ struct Int8Group {
   PC_HD bool is_finite() const { return scale.bits != kNanBf16; }
 };
 
-// `magnitude_bits`: the largest bit pattern among the group's |x|.
+// `magnitude_bits`: the largest bit pattern among the group's |x|. Free of branches, so that loops over groups
+// vectorize.
 PC_HD inline Int8Group int8_group(std::uint32_t magnitude_bits) {
-  if (magnitude_bits >= kInfinityBits) return {Bf16{kNanBf16}, 0.0f};
-  // Up to 2^-127 every code would be 0 under the smallest scale.
-  if (magnitude_bits <= 0x00400000u) return {Bf16{0}, 0.0f};
   // Rounding the scale to nearest moves |x| / scale to 127.5 at most, excluded: no code exceeds 127.
-  Bf16 scale = float_to_bf16(divide(bits_to_float(magnitude_bits), kMaxInt8Code));
+  std::uint32_t bits = bf16_round_nearest(divide(bits_to_float(magnitude_bits), kMaxInt8Code)).bits;
   // Subnormal scales are too coarse to cover the group.
-  if (scale.bits < kMinNormalBf16) scale.bits = kMinNormalBf16;
-  return {scale, divide(1.0f, to_float(scale))};
+  bits = bits < kMinNormalBf16 ? kMinNormalBf16 : bits;
+  const float inverse = divide(1.0f, bits_to_float(bits << 16));
+  // Up to 2^-127 every code would be 0 under the smallest scale.
+  const bool is_zero = magnitude_bits <= 0x00400000u;
+  const bool is_finite = magnitude_bits < kInfinityBits;
+  bits = is_zero ? 0 : bits;
+  bits = is_finite ? bits : kNanBf16;
+  return {Bf16{static_cast<std::uint16_t>(bits)}, is_zero || !is_finite ? 0.0f : inverse};
 }
 
 PC_HD inline std::int32_t quantize_int8(float value, float inverse) { return round_to_int(multiply(value, inverse)); }
@@ -85,31 +104,37 @@ struct Int4Group {
   PC_HD bool is_finite() const { return scale.bits != kNanBf16; }
 };
 
-// `low` and `high`: order keys of the group's smallest and largest value.
-PC_HD inline Int4Group int4_group(std::int32_t low, std::int32_t high) {
-  const std::uint32_t low_bits = static_cast<std::uint32_t>(order_key(static_cast<std::uint32_t>(low)));
-  const std::uint32_t high_bits = static_cast<std::uint32_t>(order_key(static_cast<std::uint32_t>(high)));
-  if (!is_finite_bits(low_bits) || !is_finite_bits(high_bits)) return {Bf16{kNanBf16}, Bf16{0}, 0.0f, 0.0f};
-  Bf16 zero = bf16_round_down(bits_to_float(low_bits));
+// `low_bits` and `high_bits`: the group's smallest and largest value, by order key. Free of branches, as int8_group.
+PC_HD inline Int4Group int4_group(std::uint32_t low_bits, std::uint32_t high_bits) {
+  std::uint32_t zero = bf16_round_down(bits_to_float(low_bits)).bits;
   // float32 below the smallest bf16 is coded as if it were that.
-  if (zero.bits > kMinusMaxBf16) zero.bits = kMinusMaxBf16;
-  if (zero.bits == 0x8000u) zero.bits = 0;
-  const float half_zero = multiply(to_float(zero), 0.5f);
+  zero = zero > kMinusMaxBf16 ? kMinusMaxBf16 : zero;
+  zero = zero == 0x8000u ? 0 : zero;
+  const float half_zero = multiply(bits_to_float(zero << 16), 0.5f);
   const float half_range = subtract(multiply(bits_to_float(high_bits), 0.5f), half_zero);
-  if (!(half_range > 0.0f)) return {Bf16{0}, zero, half_zero, 0.0f};
-  Bf16 scale = bf16_round_up(divide(half_range, kMaxInt4Code / 2));
-  if (scale.bits < kMinNormalBf16) scale.bits = kMinNormalBf16;
-  return {scale, zero, half_zero, divide(2.0f, to_float(scale))};
+  std::uint32_t scale = bf16_round_up(divide(half_range, kMaxInt4Code / 2)).bits;
+  scale = scale < kMinNormalBf16 ? kMinNormalBf16 : scale;
+  const float inverse = divide(2.0f, bits_to_float(scale << 16));
+  const bool is_flat = !(half_range > 0.0f);
+  const bool is_finite = is_finite_bits(low_bits) && is_finite_bits(high_bits);
+  scale = is_flat ? 0 : scale;
+  scale = is_finite ? scale : kNanBf16;
+  zero = is_finite ? zero : 0;
+  return {Bf16{static_cast<std::uint16_t>(scale)}, Bf16{static_cast<std::uint16_t>(zero)}, half_zero,
+          is_flat || !is_finite ? 0.0f : inverse};
 }
 
 PC_HD inline std::int32_t quantize_int4(float value, float half_zero, float inverse) {
   const float steps = multiply(subtract(multiply(value, 0.5f), half_zero), inverse);
-  // Above 15 only by the rounding of `steps`; below 0 only where `zero` was held at the smallest bf16.
+  // Above 15 only by the rounding of `steps`; below 0 only where `zero` was held at the smallest bf16, for float32.
   return round_to_int(steps > 0.0f ? steps : 0.0f);
 }
 
+// code * scale alone can exceed the largest float; halves are exact. Where the group decodes in range, this is
+// zero + code * scale, bit for bit.
 PC_HD inline float dequantize_int4(std::int32_t code, float scale, float zero) {
-  return add(zero, multiply(static_cast<float>(code), scale));
+  const float steps = multiply(static_cast<float>(code), multiply(scale, 0.5f));
+  return multiply(add(multiply(zero, 0.5f), steps), 2.0f);
 }
 
 template <typename T>

@@ -210,13 +210,13 @@ class CommunicatorImpl final : public Communicator,
   void start(const TransferPtr& transfer) {
     if (is_closed_) return transfer->fail(closed_error());
     if (const auto text = aborted(transfer->key.epoch)) return transfer->fail(Error(ErrorKind::stage_failed, *text));
-    if (lost_together_) return transfer->fail(explain(*lost_together_, *transfer));
     transfer->is_send ? start_send(transfer) : start_receive(transfer);
   }
 
   void start_send(const TransferPtr& transfer) {
     Link& link = *links_[static_cast<std::size_t>(transfer->peer())];
-    if (link.gone()) return transfer->fail(explain(*link.gone(), *transfer));
+    const auto& cause = lost_together_ ? lost_together_ : link.gone();
+    if (cause) return transfer->fail(explain(*cause, *transfer));
     link.send(transfer);
   }
 
@@ -225,10 +225,11 @@ class CommunicatorImpl final : public Communicator,
       links_[static_cast<std::size_t>(message->source)]->receiver().attach(message, transfer);
       return;
     }
-    if (transfer->peer() == kAnySource) return;
-    Link& link = *links_[static_cast<std::size_t>(transfer->peer())];
-    if (!link.gone()) return;
-    link.poll();  // the ring may still hold the answer; if not, this ends the receive
+    // What lies in a ring may answer it, even if its sender has gone; if not, this ends the receive.
+    for_each_link([&](Link& link) {
+      if (link.gone() && (transfer->peer() == kAnySource || transfer->peer() == link.peer())) link.poll();
+    });
+    if (lost_together_ && inbox_.withdraw(transfer)) transfer->fail(explain(*lost_together_, *transfer));
   }
 
   void cancel(const TransferPtr& transfer, const Error& error) {
@@ -306,7 +307,7 @@ class CommunicatorImpl final : public Communicator,
   bool waits_for(const TransferState& receive, int gone_peer) const {
     if (receive.peer() != kAnySource) return receive.peer() == gone_peer;
     for (const auto& link : links_) {
-      if (link && !link->gone()) return false;
+      if (link && (!link->gone() || !link->receiver().is_drained())) return false;
     }
     return true;
   }

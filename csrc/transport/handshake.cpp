@@ -6,6 +6,7 @@
 #include "transport/handshake.h"
 
 #include <poll.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -204,8 +205,9 @@ class Handshake {
     for (int peer = 0; peer < size(); ++peer) {
       const auto& link = links_[static_cast<std::size_t>(peer)];
       if (!link) continue;
-      pollfd item{link->fd(), POLLIN, 0};
-      if (::poll(&item, 1, 0) > 0 && (item.revents & (POLLHUP | POLLERR)) != 0) fail_lost(peer);
+      // A peer that was done sooner may have left with a goodbye, which is then still to be read.
+      char first;
+      if (::recv(link->fd(), &first, 1, MSG_PEEK | MSG_DONTWAIT) == 0) fail_lost(peer);
     }
   }
 

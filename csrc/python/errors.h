@@ -1,4 +1,4 @@
-// Turns pipecomm::Error into the Python class of the same kind; used by every binding module.
+// Turns pipecomm::Error into the Python class of the same kind; used by every Python module.
 #pragma once
 
 #include <pybind11/pybind11.h>

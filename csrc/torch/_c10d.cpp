@@ -1,0 +1,71 @@
+// The module _c10d: makes backends for pipecomm/backend.py. The only translation unit with torch headers.
+#include <pybind11/chrono.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <mutex>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "python/errors.h"
+#include "torch/backend.h"
+
+namespace pipecomm {
+namespace {
+
+// Communicators that may still be open, for close_all at exit.
+std::mutex open_mutex;
+std::vector<std::weak_ptr<Communicator>> open_communicators;  // guarded by open_mutex
+
+void remember(const std::shared_ptr<Communicator>& communicator) {
+  const std::lock_guard<std::mutex> lock(open_mutex);
+  std::erase_if(open_communicators, [](const auto& one) { return one.expired(); });
+  open_communicators.push_back(communicator);
+}
+
+// For the end of the process: a comm thread must not run into the interpreter's or libtorch's destruction.
+void close_all() {
+  const std::lock_guard<std::mutex> lock(open_mutex);
+  for (const auto& one : open_communicators) {
+    if (const auto communicator = one.lock()) communicator->close();
+  }
+  open_communicators.clear();
+}
+
+// _core may be built with another pybind11 than torch, so the pointer crosses in a capsule.
+std::shared_ptr<Communicator> unpack_communicator(const py::object& capsule) {
+  if (capsule.is_none()) return nullptr;
+  void* pointer = PyCapsule_GetPointer(capsule.ptr(), "pipecomm.Communicator");
+  if (pointer == nullptr) throw py::error_already_set();
+  const auto communicator = *static_cast<std::shared_ptr<Communicator>*>(pointer);
+  remember(communicator);
+  return communicator;
+}
+
+// `make_inner(timeout)` gives the backend for the collectives; it is called at the first of them.
+c10::intrusive_ptr<PipecommBackend> make_backend(int rank, int size, const py::object& communicator,
+                                                 py::object make_inner, std::chrono::milliseconds timeout,
+                                                 const std::string& codec, const std::string& grad_codec,
+                                                 std::size_t min_nbytes) {
+  const auto group_timeout = std::make_shared<GroupTimeout>(timeout.count());
+  InnerFactory call_make_inner = [group_timeout, shared = share_object(std::move(make_inner))] {
+    const py::gil_scoped_acquire acquire;
+    return (*shared)(std::chrono::milliseconds(group_timeout->load())).cast<InnerPtr>();
+  };
+  const CodecRule rule{parse_codec(codec), parse_codec(grad_codec), min_nbytes};
+  return c10::make_intrusive<PipecommBackend>(rank, size, unpack_communicator(communicator), std::move(call_make_inner),
+                                              group_timeout, rule);
+}
+
+}  // namespace
+}  // namespace pipecomm
+
+PYBIND11_MODULE(_c10d, module) {
+  using pipecomm::PipecommBackend;
+  // Registers the base class with pybind11.
+  py::module_::import("torch.distributed");
+  pipecomm::register_error_translator();
+  py::class_<PipecommBackend, c10d::Backend, c10::intrusive_ptr<PipecommBackend>>(module, "PipecommBackend")
+      .def(py::init(&pipecomm::make_backend), py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("communicator"),
+           py::arg("make_inner"), py::arg("timeout"), py::arg("codec"), py::arg("grad_codec"), py::arg("min_nbytes"))
+      .def_property_readonly("timeout", &PipecommBackend::timeout);
+  module.def("close_all", &pipecomm::close_all, py::call_guard<py::gil_scoped_release>());
+}

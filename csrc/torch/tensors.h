@@ -1,0 +1,132 @@
+// The border for tensors: what may be sent and received, and how its memory is described to the transport.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/version.h>
+
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/error.h"
+#include "transport/message.h"
+
+namespace pipecomm {
+
+inline DType dtype_of(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kByte:
+      return DType::uint8;
+    case at::kChar:
+      return DType::int8;
+    case at::kShort:
+      return DType::int16;
+    case at::kInt:
+      return DType::int32;
+    case at::kLong:
+      return DType::int64;
+    case at::kUInt16:
+      return DType::uint16;
+    case at::kUInt32:
+      return DType::uint32;
+    case at::kUInt64:
+      return DType::uint64;
+    case at::kBool:
+      return DType::bool_;
+    case at::kHalf:
+      return DType::float16;
+    case at::kBFloat16:
+      return DType::bfloat16;
+    case at::kFloat:
+      return DType::float32;
+    case at::kDouble:
+      return DType::float64;
+    case at::kComplexFloat:
+      return DType::complex64;
+    case at::kComplexDouble:
+      return DType::complex128;
+    case at::kFloat8_e4m3fn:
+      return DType::float8_e4m3fn;
+    case at::kFloat8_e5m2:
+      return DType::float8_e5m2;
+    case at::kFloat8_e4m3fnuz:
+      return DType::float8_e4m3fnuz;
+    case at::kFloat8_e5m2fnuz:
+      return DType::float8_e5m2fnuz;
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 7
+    case at::kFloat8_e8m0fnu:
+      return DType::float8_e8m0fnu;
+#endif
+    default:
+      throw Error(ErrorKind::tensor, std::string("expected a tensor of plain numbers; got dtype ") +
+                                         c10::toString(tensor.scalar_type()) +
+                                         "; send its bytes with tensor.view(torch.uint8)");
+  }
+}
+
+inline std::string describe(const at::Tensor& tensor) {
+  std::ostringstream text;
+  text << c10::toString(tensor.scalar_type()) << " tensor of shape " << tensor.sizes() << " on " << tensor.device();
+  return text.str();
+}
+
+// The one tensor of a point-to-point call; throws unless it is a dense CPU tensor. `action` is "send" or "receive
+// into".
+inline const at::Tensor& checked_tensor(const std::vector<at::Tensor>& tensors, const char* action) {
+  if (tensors.size() != 1) {
+    throw Error(ErrorKind::tensor, std::string("expected exactly one tensor to ") + action + "; got " +
+                                       std::to_string(tensors.size()) + "; make one call for each");
+  }
+  const at::Tensor& tensor = tensors[0];
+  if (tensor.layout() != at::kStrided) {
+    std::ostringstream layout;
+    layout << tensor.layout();
+    throw Error(ErrorKind::tensor, std::string("expected a dense tensor to ") + action + "; got layout " +
+                                       layout.str() + "; call .to_dense() first");
+  }
+  if (tensor.is_cuda()) {
+    throw Error(ErrorKind::not_built, std::string("expected a CPU tensor to ") + action + "; got a " +
+                                          describe(tensor) +
+                                          "; this build moves CPU tensors only: use .cpu(), or "
+                                          "init_process_group(\"cpu:pipecomm,cuda:nccl\")");
+  }
+  if (!tensor.is_cpu()) {
+    throw Error(ErrorKind::tensor, std::string("expected a CPU tensor to ") + action + "; got a " + describe(tensor));
+  }
+  return tensor;
+}
+
+// A tensor whose memory holds the values to send in order: `tensor` itself where that is so, else a copy.
+inline at::Tensor ready_to_send(const at::Tensor& tensor) {
+  if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) return tensor;
+  const at::NoGradGuard no_grad;
+  return tensor.resolve_conj().resolve_neg().contiguous();
+}
+
+// Throws unless arriving bytes can be put into the tensor's memory as they are.
+inline void check_receivable(const at::Tensor& tensor) {
+  if (!tensor.is_contiguous()) {
+    std::ostringstream text;
+    text << "expected a contiguous tensor to receive into; got strides " << tensor.strides() << " for shape "
+         << tensor.sizes() << "; receive into torch.empty(shape), then copy_()";
+    throw Error(ErrorKind::tensor, text.str());
+  }
+  if (tensor.is_conj() || tensor.is_neg()) {
+    throw Error(ErrorKind::tensor,
+                "expected a plain tensor to receive into; got a lazy conjugate or negative view of a " +
+                    describe(tensor) + "; receive into torch.empty(shape), then copy_()");
+  }
+}
+
+// The transport only reads what is sent; const_data_ptr keeps lazily copied memory shared.
+inline TensorView view_to_send(const at::Tensor& tensor) {
+  return TensorView{const_cast<void*>(tensor.const_data_ptr()), dtype_of(tensor), tensor.sizes().vec()};
+}
+
+inline TensorView view_to_receive(const at::Tensor& tensor) {
+  return TensorView{tensor.mutable_data_ptr(), dtype_of(tensor), tensor.sizes().vec()};
+}
+
+}  // namespace pipecomm

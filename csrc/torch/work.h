@@ -1,0 +1,59 @@
+// torch's handle for one transfer. May outlive its group, be waited for twice, or from any thread.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <utility>
+#include <vector>
+
+#include "torch/python_lock.h"
+#include "transport/communicator.h"
+
+namespace pipecomm {
+
+// The group's timeout in milliseconds, shared with its handles: a later setTimeout holds for them too.
+using GroupTimeout = std::atomic<std::int64_t>;
+
+class TransferWork : public c10d::Work {
+ public:
+  TransferWork(c10d::OpType op_type, std::shared_ptr<Transfer> transfer, std::shared_ptr<const GroupTimeout> timeout,
+               std::vector<at::Tensor> received)
+      : c10d::Work(-1, op_type),
+        transfer_(std::move(transfer)),
+        group_timeout_(std::move(timeout)),
+        received_(std::move(received)) {}
+
+  // `timeout` <= 0 stands for the group's. Call without the interpreter lock.
+  bool wait(std::chrono::milliseconds timeout) override {
+    const std::chrono::milliseconds group_timeout(group_timeout_->load());
+    transfer_->wait(timeout.count() > 0 ? timeout : group_timeout, check_signals);
+    return true;
+  }
+
+  bool isCompleted() override { return transfer_->is_done(); }
+  bool isSuccess() const override { return transfer_->is_done() && !transfer_->error(); }
+  std::exception_ptr exception() const override {
+    const auto error = transfer_->error();
+    return error ? std::make_exception_ptr(*error) : nullptr;
+  }
+  // The peer's rank in the group; -1 while an any-source receive has not matched.
+  int sourceRank() const override { return transfer_->peer(); }
+  // The tensor received into; empty for a send.
+  std::vector<at::Tensor> result() override { return received_; }
+
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    throw Error(
+        ErrorKind::not_built,
+        "expected wait() or is_completed() on the handle of a send or receive; got get_future(), which pipecomm "
+        "has for collectives only");
+  }
+
+ private:
+  const std::shared_ptr<Transfer> transfer_;
+  const std::shared_ptr<const GroupTimeout> group_timeout_;
+  const std::vector<at::Tensor> received_;
+};
+
+}  // namespace pipecomm
