@@ -5,7 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests import test_backend_groups, test_backend_life, test_backend_p2p
+from tests import (
+    test_backend_groups,
+    test_backend_life,
+    test_backend_p2p,
+    test_backend_waits,
+)
 from tests.backend_ranks import names
 
 _DOCS = Path(__file__).parent.parent / "docs" / "drop_in.md"
@@ -22,6 +27,7 @@ def test_every_statement_has_a_test_of_its_own() -> None:
     assert len(set(named)) == len(named)
     known = {
         *names(test_backend_p2p.CHECKS),
+        *names(test_backend_waits.CHECKS),
         *names(test_backend_groups.CHECKS),
         *(check.__name__ for check in test_backend_life.CHECKS),
         *(name for name in vars(test_backend_life) if name.startswith("test_")),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
 import threading
 import time
 from datetime import timedelta
@@ -356,93 +353,6 @@ def data_moves_without_entering_the_graph(rank: int, size: int, group: Group) ->
         assert got is None or got.tolist() == [4.0] * 3
 
 
-# Threads, timeouts, Ctrl-C
-
-
-def other_threads_run_while_a_receive_waits(rank: int, size: int, group: Group) -> None:
-    if rank == 1:
-        dist.barrier(group)
-        dist.send(torch.ones(1), 0, group)
-        return
-    ticks = 0
-    stop = threading.Event()
-
-    def count() -> None:
-        nonlocal ticks
-        while not stop.wait(0.005):
-            ticks += 1
-            if ticks == 50:
-                dist.barrier(group)
-
-    thread = threading.Thread(target=count)
-    thread.start()
-    dist.recv(torch.zeros(1), 1, group)
-    stop.set()
-    thread.join(10)
-    assert ticks >= 50
-
-
-def wait_raises_after_the_time_given_to_it(rank: int, size: int, group: Group) -> None:
-    if rank == 0:
-        start = time.monotonic()
-        with pytest.raises(LinkTimeoutError):
-            dist.irecv(torch.zeros(1), 1, group).wait(timedelta(seconds=0.5))
-        assert 0.5 <= time.monotonic() - start < 3
-    dist.barrier(group)
-
-
-def timeout_set_later_on_the_group_holds(rank: int, size: int, group: Group) -> None:
-    if rank == 0:
-        group.set_timeout(timedelta(seconds=0.5))
-        start = time.monotonic()
-        with pytest.raises(TimeoutError):
-            dist.recv(torch.zeros(1), 1, group)
-        assert 0.5 <= time.monotonic() - start < 3
-        group.set_timeout(timedelta(seconds=10))
-    dist.barrier(group)
-
-
-def timeout_text_says_who_waited_for_whom(rank: int, size: int, group: Group) -> None:
-    if rank == 1:
-        with pytest.raises(LinkTimeoutError) as caught:
-            dist.irecv(torch.zeros(5), 0, group, tag=9).wait(timedelta(seconds=0.25))
-        text = str(caught.value)
-        for pattern in (r"rank 1\b", r"(rank|peer) 0\b", r"tag[ =]9\b", r"\b20\b", r"0\.25"):
-            assert re.search(pattern, text), text
-    dist.barrier(group)
-
-
-def message_after_a_timeout_goes_to_the_next_receive(rank: int, size: int, group: Group) -> None:
-    if rank == 0:
-        dist.barrier(group)
-        for value in (1.0, 2.0):
-            dist.send(torch.full((4,), value), 1, group)
-        return
-    first = torch.full((4,), -1.0)
-    work = dist.irecv(first, 0, group)
-    with pytest.raises(LinkTimeoutError):
-        work.wait(timedelta(seconds=0.25))
-    dist.barrier(group)
-    for value in (1.0, 2.0):
-        got = torch.zeros(4)
-        dist.recv(got, 0, group)
-        assert got.tolist() == [value] * 4
-    assert first.tolist() == [-1.0] * 4
-    with pytest.raises(LinkTimeoutError):
-        work.wait()
-
-
-def interrupt_ends_a_blocking_receive(rank: int, size: int, group: Group) -> None:
-    if rank == 0:
-        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        start = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
-            dist.recv(torch.zeros(1), 1, group)
-        assert time.monotonic() - start < 3
-    dist.barrier(group)
-
-
 CHECKS: tuple[Check, ...] = (
     transposed_tensor_arrives_in_order,
     column_major_tensor_arrives_in_order,
@@ -472,12 +382,6 @@ CHECKS: tuple[Check, ...] = (
     handle_can_be_waited_for_in_another_thread,
     handle_has_no_future_and_says_so,
     data_moves_without_entering_the_graph,
-    other_threads_run_while_a_receive_waits,
-    wait_raises_after_the_time_given_to_it,
-    timeout_set_later_on_the_group_holds,
-    timeout_text_says_who_waited_for_whom,
-    message_after_a_timeout_goes_to_the_next_receive,
-    interrupt_ends_a_blocking_receive,
 )
 
 
