@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
 import os
 import re
@@ -15,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import types
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,11 +36,9 @@ def stop(text: str) -> NoReturn:
 def load_c10d_compile() -> Any:
     """pipecomm/_c10d_compile.py, without importing the package that is not built yet."""
     path = ROOT / "pipecomm" / "_c10d_compile.py"
-    spec = importlib.util.spec_from_file_location("_c10d_compile", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    loader = importlib.machinery.SourceFileLoader(path.stem, str(path))
+    module = types.ModuleType(loader.name)
+    loader.exec_module(module)
     return module
 
 
@@ -124,10 +124,8 @@ class BuildExt(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         self.jobs = num_jobs()
-        self.cmake = find_tool("cmake") or stop(
-            "the build needs cmake >= 3.24: pip install cmake ninja pybind11 "
-            "(or leave out --no-build-isolation)."
-        )
+        needed = "the build needs cmake >= 3.24: pip install cmake ninja pybind11"
+        self.cmake = find_tool("cmake") or stop(f"{needed} (or leave out --no-build-isolation).")
         c10d = load_c10d_compile()
         try:
             compiler = c10d.find_compiler()
@@ -144,8 +142,9 @@ class BuildExt(build_ext):
 
     def build_core(self, compiler: list[str]) -> None:
         """Build in a folder of its own for each setting that CMake cannot change later."""
-        settings = [str(ROOT), sys.executable, str(find_tool("ninja")), cuda_mode(), *compiler]
-        settings += [os.environ.get(name, "") for name in ("CXXFLAGS", "CUDACXX", "LDFLAGS")]
+        names = ("PIPECOMM_CUDA", "CXXFLAGS", "CUDACXX", "LDFLAGS")
+        settings = [sys.executable, str(find_tool("ninja") is None), *compiler]
+        settings += [str(ROOT), *(os.environ.get(name, "") for name in names)]
         key = hashlib.sha256("\0".join(settings).encode()).hexdigest()[:8]
         self.folder = ROOT / "build" / f"cmake-{key}"
         self.call(configure_command(self.cmake, compiler, self.folder))
@@ -157,14 +156,15 @@ class BuildExt(build_ext):
         if torch_folder is None:
             print("pipecomm: no torch here yet; the torch half is built at first use")
             return None
-        csrc = ROOT / "csrc"
+        csrc, werror = ROOT / "csrc", os.environ.get("PIPECOMM_WERROR") == "1"
+        output = self.folder / str(c10d.module_name(csrc, torch_folder))
         try:
-            output = self.folder / str(c10d.module_name(csrc, torch_folder))
             if not output.exists():
-                werror = os.environ.get("PIPECOMM_WERROR") == "1"
                 c10d.compile_module(csrc, torch_folder, self.folder, output, werror=werror)
         except c10d.CompileError as error:
-            print(f"pipecomm: {error}\npipecomm: the torch half is built at first use")
+            if werror:
+                stop(str(error))
+            print(f"pipecomm: {error}\npipecomm: the torch half is tried again at first use")
             return None
         print(f"pipecomm: torch half built for torch {c10d.torch_version(torch_folder)}")
         return output
@@ -174,8 +174,8 @@ class BuildExt(build_ext):
         self.call([*command, "--component", component])
 
     def install_runtime(self, package: Path) -> None:
-        for stale in [*package.glob("_c10d-*.so"), *package.glob("_core.*.so")]:
-            stale.unlink()
+        for old in package.glob("*.so"):
+            old.unlink()  # and not overwritten: a running process may have mapped it
         self.install_component(package, "runtime")
         if self.torch_half is not None:
             shutil.copy2(self.torch_half, package)
@@ -183,10 +183,8 @@ class BuildExt(build_ext):
     def call(self, command: list[str]) -> None:
         code = subprocess.run(command, cwd=ROOT).returncode
         if code != 0:
-            stop(
-                f"the build stopped (exit {code}); the first error is above. If a compiler was "
-                f"killed, memory ran out: try again with MAX_JOBS=1 (now {self.jobs})."
-            )
+            memory = f"If a compiler was killed, memory ran out: use MAX_JOBS=1 (now {self.jobs})."
+            stop(f"the build stopped (exit {code}); the first error is above. {memory}")
 
 
 class BuildPy(build_py):

@@ -1,7 +1,7 @@
 # The Python binding _core, and what an installed package consists of:
 # component "runtime" is the libraries, "sources" what a first-use build of the torch half needs.
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
-execute_process(COMMAND "${Python_EXECUTABLE}" -m pybind11 --cmakedir
+execute_process(COMMAND "${Python_EXECUTABLE}" -c "import pybind11; print(pybind11.get_cmake_dir())"
   OUTPUT_VARIABLE pybind11_DIR OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE PYBIND11_MISSING)
 if(PYBIND11_MISSING)
   message(FATAL_ERROR "pybind11 was not found by ${Python_EXECUTABLE}: pip install pybind11")

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipecomm._version import __version__
+from pipecomm.arguments import parse
 from pipecomm.errors import ConfigError, PeerLostError, PipecommError, StageFailedError
 
 if TYPE_CHECKING:
@@ -28,6 +26,7 @@ __all__ = ["main"]
 
 _OK, _FAILED, _WRONG_USE, _INTERRUPTED = 0, 1, 2, 130
 _DEFAULT_STAGES = 2
+_DEFAULT_LAYERS = 2
 # What --compare sets against raw where no codec is named.
 _COMPARED_CODECS = ("int4", "int8")
 
@@ -37,7 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Wrong arguments raise SystemExit(2), as argparse does.
     """
-    args = _parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    args = parse(words, {"train": _train, "doctor": _doctor, "simulate": _simulate})
+    args.words = words
     try:
         return int(args.command(args))
     except PipecommError as error:
@@ -70,7 +71,7 @@ def _train(args: argparse.Namespace) -> int:
     report = Report(sys.stdout, sys.stderr, as_json=args.json)
     try:
         outcome = launch(
-            _rank_command(args.argv), options.stages, port=args.port or 0, on_event=report
+            _rank_command(args.words), options.stages, port=args.port or 0, on_event=report
         )
     finally:
         report.close()
@@ -145,7 +146,9 @@ def _join_and_train(
 
 def _rank_command(argv: Sequence[str]) -> list[str]:
     """This command for a rank, importing what this process imports wherever it was started."""
-    code = f"import sys; sys.path[:] = {sys.path!r}; from pipecomm.cli import main; sys.exit(main())"
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; from pipecomm.cli import main; sys.exit(main())"
+    )
     return [sys.executable, "-c", code, *argv]
 
 
@@ -156,6 +159,8 @@ def _train_options(args: argparse.Namespace, default_stages: int) -> TrainOption
     defaults = _COMPARED_CODECS if args.compare else ("raw", "raw")
     if args.stages is None:
         values["stages"] = default_stages
+    if args.layers is None:
+        values["layers"] = max(_DEFAULT_LAYERS, values["stages"])
     for name, default in zip(("codec", "grad_codec"), defaults, strict=True):
         if values[name] is None:
             values[name] = default
@@ -208,27 +213,12 @@ def _simulate(args: argparse.Namespace) -> int:
         return _OK
     print(schedule.draw())
     print(f"\nstep {simulation.step_s * 1e3:g} ms, bubble {simulation.bubble:.1%}")
-    rows = zip(simulation.rank_bubbles, simulation.exposed_comm_s, schedule.peak_activations(),
-               strict=True)
+    rows = zip(
+        simulation.rank_bubbles, simulation.exposed_comm_s, schedule.peak_activations(), strict=True
+    )
     for rank, (bubble, exposed_s, activations) in enumerate(rows):
         print(
             f"rank {rank}: bubble {bubble:.1%}, exposed communication {exposed_s * 1e3:g} ms, "
             f"at most {activations} microbatches in memory"
         )
     return _OK
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="pipecomm",
-        description="Pipeline-parallel training with small and overlapped transfers.",
-        epilog="Exit code: 0 done, 1 failed, 2 wrong use, 3 another rank failed, "
-        "128 + n stopped by signal n.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"pipecomm {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_train(commands)
-    _add_doctor(commands)
-    _add_simulate(commands)
-    return parser

@@ -1,4 +1,4 @@
-"""Bytes to train on: reads text files, holds a part out, and draws the same batches on every rank."""
+"""Bytes to train on: reads text files, holds a part out, draws the same batches on every rank."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Corpus:
     @property
     def fingerprint(self) -> int:
         """Equal on two ranks if they read the same bytes."""
-        return zlib.crc32(self.held_out.numpy(), zlib.crc32(self.train.numpy()))
+        return zlib.crc32(self.held_out.numpy().data, zlib.crc32(self.train.numpy().data))
 
     def batch(self, step: int, size: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets (the next byte), int64 [size, length]; same arguments, same batch."""
@@ -62,7 +62,7 @@ def load_corpus(path: Path | None, sequence_length: int) -> Corpus:
     """
     root = standard_library() if path is None else path
     files = _find_files(root, only_python=path is None)
-    text = _read(files)
+    text = _read(root, files)
     held_out_nbytes = int(len(text) * _HELD_OUT_SHARE)
     if held_out_nbytes <= sequence_length:
         raise ConfigError(
@@ -112,7 +112,7 @@ def _name_order(relative: Path) -> tuple[int, str]:
     return zlib.crc32(relative.as_posix().encode(errors="surrogateescape")), relative.as_posix()
 
 
-def _read(files: list[Path]) -> bytearray:
+def _read(root: Path, files: list[Path]) -> bytearray:
     text = bytearray()
     num_binary = 0
     for file in files:
@@ -127,7 +127,7 @@ def _read(files: list[Path]) -> bytearray:
             break
     if not text:
         what = f"{num_binary} binary file(s)" if num_binary else "no byte"
-        raise ConfigError(f"{files[0].parent}: expected text; got {what}; {_ADVICE}")
+        raise ConfigError(f"{root}: expected text; got {what}; {_ADVICE}")
     return text
 
 

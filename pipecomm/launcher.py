@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import selectors
@@ -47,7 +48,7 @@ def open_store(port: int) -> Any:
     It is bound before any rank starts, so no other job can take the port in between.
     Raises ConfigError when the port is in use.
     """
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -56,7 +57,9 @@ def open_store(port: int) -> Any:
         server.listen(128)
     except OSError as error:
         server.close()
-        why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+        why = (
+            "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+        )
         raise ConfigError(
             f"--port: expected a free port on {_HOST}; got {port}, which {why}; give another one, "
             "or leave --port out to have a free one chosen"
@@ -128,7 +131,7 @@ class _Job:
         for rank in range(self.num_ranks):
             if self.received is not None:
                 return
-            output = self._open(lambda line, rank=rank: _say(f"[rank {rank}] {line}"))
+            output = self._open(functools.partial(_say, f"[rank {rank}] "))
             events = self._open(self._hand_on)
             try:
                 self.ranks.append(
@@ -160,13 +163,15 @@ class _Job:
             self._stop(self.received)
         elif self.stop_at_s is not None and now_s > self.stop_at_s and self.kill_at_s is None:
             left = ", ".join(map(str, self._left()))
-            _say(f"pipecomm: stopping rank {left}: it does not end by itself")
+            _say("pipecomm: ", f"stopping rank {left}: it does not end by itself")
             self._stop(signal.SIGTERM)
         elif self.kill_at_s is not None and now_s > self.kill_at_s:
-            self.kill()
+            self._signal(signal.SIGKILL)
 
     def kill(self) -> None:
-        """End what is left at once, with all that it started; show what it still said."""
+        """End what is left at once, with all that it started; show what it still said. Once only:
+        the ranks' process ids are given back here.
+        """
         self._signal(signal.SIGKILL)
         for rank, process in enumerate(self.ranks):
             self.exit_codes.setdefault(rank, process.wait())
@@ -194,8 +199,6 @@ class _Job:
             self.culprit = rank
         if self.stop_at_s is None:
             self.stop_at_s = time.monotonic() + _GRACE_S
-        if code < 0:
-            _say(f"pipecomm: {self._describe(rank)}")
 
     def _left(self) -> list[int]:
         return [rank for rank in range(len(self.ranks)) if rank not in self.exit_codes]
@@ -297,5 +300,5 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def _say(prefix: str, line: str) -> None:
+    print(prefix + line, file=sys.stderr, flush=True)

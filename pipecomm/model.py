@@ -19,8 +19,9 @@ _NUM_BYTES = 256
 # About width ** -0.5: a model of this size leaves the plateau of byte pairs several times sooner
 # than with the usual 0.02.
 _INIT_STD = 0.08
-# Small enough that a fresh model knows nothing: its loss is ln 256 = 5.55 nats per byte.
-_HEAD_STD = 0.02
+# Factor on logits whose weights start at 0, so that a fresh model's loss is ln 256 = 5.55 nats per
+# byte and yet does not take AdamW a hundred steps to get to logits that matter.
+_LOGIT_SCALE = 8.0
 # Longest wavelength of the rotary positions, in bytes over 2 pi: a few lines of text.
 _ROTARY_BASE = 100.0
 
@@ -29,7 +30,7 @@ _ROTARY_BASE = 100.0
 class GptConfig:
     """Size of the whole model, whatever the number of stages."""
 
-    num_layers: int = 4
+    num_layers: int = 2
     width: int = 128
     num_heads: int = 4
     sequence_length: int = 128
@@ -53,7 +54,8 @@ def layers_of_stage(num_layers: int, stage: int, num_stages: int) -> range:
     """
     if num_layers < num_stages:
         raise ConfigError(
-            f"expected at least one layer per stage; got {num_layers} layers for {num_stages} stages"
+            f"expected at least one layer per stage; got {num_layers} layers for "
+            f"{num_stages} stages"
         )
     return range(num_layers * stage // num_stages, num_layers * (stage + 1) // num_stages)
 
@@ -103,8 +105,9 @@ class _Block(nn.Module):
         _init_block(self, config.num_layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self._attend(self.attention_norm(x))
-        return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
+        mixed: Tensor = x + self._attend(self.attention_norm(x))
+        x = mixed + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(mixed))))
+        return x
 
     def _attend(self, x: Tensor) -> Tensor:
         rows, length, width = x.shape
@@ -112,7 +115,8 @@ class _Block(nn.Module):
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         rotated = _rotate(query), _rotate(key)
         mixed = F.scaled_dot_product_attention(*rotated, value, is_causal=True)
-        return self.attention_out(mixed.transpose(1, 2).reshape(rows, length, width))
+        result: Tensor = self.attention_out(mixed.transpose(1, 2).reshape(rows, length, width))
+        return result
 
 
 class _Head(nn.Module):
@@ -120,10 +124,11 @@ class _Head(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(config.width)
         self.logits = nn.Linear(config.width, _NUM_BYTES, bias=False)
-        nn.init.normal_(self.logits.weight, std=_HEAD_STD)
+        nn.init.zeros_(self.logits.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.logits(self.norm(x))
+        logits: Tensor = self.logits(self.norm(x)) * _LOGIT_SCALE
+        return logits
 
 
 def _make_embedding(width: int) -> nn.Embedding:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -21,24 +20,21 @@ from pipecomm.codec import Codec
 from pipecomm.errors import ConfigError, PipecommError, StageFailedError
 from pipecomm.loss import LossFn, Reduction, StepLoss, loss_weights
 from pipecomm.microbatch import split_step
+from pipecomm.place import connect_stages, find_place
 from pipecomm.remote_error import describe, with_builtin_class
 from pipecomm.schedule import Action, Schedule, build, with_communication
-from pipecomm.stage import Stage
+from pipecomm.stage import Stage, warm_up_backward
 from pipecomm.stats import Direction, StepStats
 from pipecomm.step import Step
 
 if TYPE_CHECKING:
     from pipecomm.link import LinkEmulation, Links
     from pipecomm.memory import MemoryPool
-    from pipecomm.rendezvous import Store
 
 __all__ = ["Pipeline", "StepResult"]
 
 # What _explain calls a place.
 _WHERE = r"stage \d+ of \d+[^:]*"
-
-# Per process group, to give each pipeline its own part of the group's store.
-_num_connected: Counter[str] = Counter()
 
 
 @dataclass
@@ -87,7 +83,7 @@ class Pipeline:
             "forward": Codec.parse(codec),
             "backward": Codec.parse(grad_codec),
         }
-        rank, size = _place(process_group, num_stages)
+        rank, size = find_place(process_group, num_stages)
         plan = _plan(schedule, size, num_microbatches)
         self.num_microbatches = plan.num_microbatches
         self._actions = with_communication(plan)[rank]
@@ -97,15 +93,16 @@ class Pipeline:
         self._num_steps = 0
         self._links: Links | None = None
         if size > 1:
-            from pipecomm.link import Links
-
-            store = _store(process_group)
-            settings = f"schedule {plan.name} with {plan.num_microbatches} microbatches"
-            store.set(f"settings/{rank}", settings)
-            self._links = Links.connect(
-                store, rank, size, timeout_s=timeout_s, emulation=emulation, pool=pool
+            warm_up_backward()
+            self._links = connect_stages(
+                process_group,
+                rank,
+                size,
+                settings=f"schedule {plan.name} with {plan.num_microbatches} microbatches",
+                timeout_s=timeout_s,
+                emulation=emulation,
+                pool=pool,
             )
-            self._compare_settings(store, settings)
 
     @property
     def stage_index(self) -> int:
@@ -221,17 +218,6 @@ class Pipeline:
             raise ConfigError("expected a loss_fn on the last stage for train_step; got None")
         return self._actions
 
-    def _compare_settings(self, store: Store, settings: str) -> None:
-        """Raise ConfigError on every rank unless all have the same; they would wait for ever."""
-        for rank in range(self.num_stages):
-            other = store.get(f"settings/{rank}").decode()
-            if other != settings:
-                self.close()
-                raise ConfigError(
-                    f"expected the same settings on every rank; got {settings} on rank "
-                    f"{self.stage_index} and {other} on rank {rank}"
-                )
-
     def _abort(self, text: str) -> None:
         # The links may be what failed; the error at hand says more than theirs.
         if self._links is not None:
@@ -246,23 +232,6 @@ class Pipeline:
         if hasattr(error, "add_note"):
             error.add_note(f"pipecomm: in {where}")
         return describe(error, where)
-
-
-def _place(process_group: dist.ProcessGroup | None, num_stages: int | None) -> tuple[int, int]:
-    """This rank and the number of ranks."""
-    is_initialized = dist.is_available() and dist.is_initialized()
-    rank, size = 0, 1
-    if is_initialized:
-        rank, size = dist.get_rank(process_group), dist.get_world_size(process_group)
-    if rank < 0:
-        raise ConfigError("expected a process group with this rank in it; got one without")
-    if num_stages is not None and num_stages != size:
-        why = "" if is_initialized else " (torch.distributed is not initialised)"
-        raise ConfigError(
-            f"expected one rank for each of {num_stages} stages; got {size} in all{why}. "
-            f"Start {num_stages} ranks and call torch.distributed.init_process_group"
-        )
-    return rank, size
 
 
 def _plan(schedule: str | Schedule, num_stages: int, num_microbatches: int) -> Schedule:
@@ -288,14 +257,3 @@ def _plan(schedule: str | Schedule, num_stages: int, num_microbatches: int) -> S
 @functools.lru_cache(maxsize=16)
 def _forward_only(num_stages: int, num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
     return with_communication(build("gpipe", num_stages, num_microbatches).forward_only())
-
-
-def _store(process_group: dist.ProcessGroup | None) -> Store:
-    """A part of the process group's store for one more pipeline, the same on every rank."""
-    group = process_group or dist.distributed_c10d._get_default_group()
-    name = group.group_name
-    _num_connected[name] += 1
-    prefix = f"pipecomm/pipeline/{name}/{_num_connected[name]}"
-    return dist.PrefixStore(  # type: ignore[attr-defined]
-        prefix, dist.distributed_c10d._get_default_store()
-    )

@@ -1,4 +1,4 @@
-"""Shows the events of a training: progress on stderr, then one table, or one JSON document, on stdout."""
+"""Shows a training: progress on stderr, then one table, or one JSON document, on stdout."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Report:
         )
         if self._progress is not None:
             self._advance(event, text)
-        elif event["step"] % max(1, self._num_steps // _NUM_PLAIN_LINES) == 0:
+        elif event["step"] == 1 or event["step"] % max(1, self._num_steps // _NUM_PLAIN_LINES) == 0:
             place = f"step {event['step']}/{self._num_steps}"
             self._console.print(f"{event['run']}: {place}  {text}", markup=False)
 
@@ -105,7 +105,9 @@ def _ratio(part: float, whole: float) -> float:
 def _table(document: dict[str, Any]) -> Table:
     runs = document["runs"]
     compared = document.get("compared")
-    table = Table(title=f"{document['num_steps']} steps, {document['link']['text']}", title_style="")
+    table = Table(
+        title=f"{document['num_steps']} steps, {document['link']['text']}", title_style=""
+    )
     table.add_column("")
     for run in runs:
         table.add_column(run["name"], justify="right")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-__all__ = ["Head", "Stage", "boundary_tensors"]
+__all__ = ["Head", "Stage", "boundary_tensors", "warm_up_backward"]
 
 # What the last stage does with its module's output: (microbatch, output) -> weighted loss, if any.
 Head = Callable[[int, Any], "Tensor | None"]
@@ -94,6 +94,15 @@ class Stage:
     def forget(self) -> None:
         """Drop whatever is left of unfinished microbatches."""
         self._kept.clear()
+
+
+def warm_up_backward() -> None:
+    """Make torch import now what backward passes from given gradients need, over a second of it.
+
+    In the first step the other ranks would have to wait for it.
+    """
+    with torch.enable_grad():
+        torch.autograd.backward([torch.zeros(1, requires_grad=True) * 1], [torch.ones(1)])
 
 
 def boundary_tensors(output: Any, stage_index: int) -> tuple[Tensor, ...]:

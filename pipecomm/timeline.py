@@ -22,7 +22,7 @@ _BAR_COLOURS = {
     "send": "#ee854a",
     "recv": "#b47cc7",
 }
-# Bars narrower than this share of the picture carry no text.
+# Bars narrower than this share of the picture carry no text and no edge.
 _MIN_LABEL_SHARE = 0.012
 
 
@@ -137,15 +137,17 @@ def _draw_bar(
     start_ms = (event.start_s - origin_s) * 1e3
     width_ms = (event.end_s - event.start_s) * 1e3
     kind = event.args.get("direction", "forward") if event.lane == "compute" else event.lane
+    is_wide = width_ms > _MIN_LABEL_SHARE * axes.get_xlim()[1]
     axes.broken_barh(
         [(start_ms, width_ms)],
         (bottom, height),
         facecolors=_BAR_COLOURS[kind],
-        edgecolors="white",
+        # A white edge would cover a bar as thin as a line.
+        edgecolors="white" if is_wide else _BAR_COLOURS[kind],
         linewidth=0.5,
         hatch="///" if event.lane == "wait" else None,
     )
-    if width_ms > _MIN_LABEL_SHARE * axes.get_xlim()[1] and "microbatch" in event.args:
+    if is_wide and "microbatch" in event.args:
         text = str(event.args["microbatch"])
         middle = (start_ms + width_ms / 2, bottom + height / 2)
         axes.annotate(text, middle, ha="center", va="center", fontsize=7)

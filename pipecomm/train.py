@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from pipecomm.arguments import AUTO_LINK
 from pipecomm.codec import Codec
 from pipecomm.data import Corpus, load_corpus
 from pipecomm.errors import ConfigError
@@ -29,12 +30,10 @@ from pipecomm.schedule import build
 from pipecomm.stats import StepStats
 from pipecomm.timeline import TimelineEvent, draw_timeline, write_trace
 
-__all__ = ["AUTO_LINK", "TrainOptions", "train"]
+__all__ = ["TrainOptions", "train"]
 
 _T = TypeVar("_T")
 
-#: Value of link_mbps that has the bandwidth chosen by measuring.
-AUTO_LINK = -1.0
 # The chosen link carries the raw activations of a microbatch in this many times its compute.
 _AUTO_TRANSFER_SHARE = 1.5
 _NUM_CALIBRATIONS = 7

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+
 from pipecomm.codec import Codec
 from pipecomm.errors import (
     ConfigError,

@@ -15,12 +15,12 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+
 from pipecomm._native import core
 from pipecomm.codec import Codec
 from pipecomm.errors import LinkTimeoutError, PeerLostError, TransportError
 from pipecomm.link import Links
 from pipecomm.rendezvous import connect
-
 from tests.ranks import run_ranks, spawn_ranks
 
 RAW = Codec("raw")
@@ -89,7 +89,8 @@ def _exit_after_send(rank: int, size: int, store_path: str, count: int) -> Any:
     links = _links(rank, size, store_path)
     links.begin_step(1)
     if rank == 0:
-        links.send(1, [torch.arange(float(count))], direction="forward", microbatch=0, codec=RAW).wait()
+        numbers = torch.arange(float(count))
+        links.send(1, [numbers], direction="forward", microbatch=0, codec=RAW).wait()
         os._exit(0)
     if count < 1000:
         time.sleep(1.0)
@@ -343,12 +344,12 @@ def test_ranks_meet_at(address: str, free_port: int) -> None:
 def _run_pair(prefix: list[str], env: dict[str, str], port: int) -> list[str]:
     processes = []
     for rank in range(2):
-        own = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": str(port), "HOME": "/nonexistent"}
+        own = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": str(port)}
         command = [*prefix, sys.executable, "-W", "ignore", "-c", _EXCHANGE]
         processes.append(
             subprocess.Popen(
                 command,
-                env={**os.environ, **env, **own},
+                env={**os.environ, **env, **own, "HOME": "/nonexistent"},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
