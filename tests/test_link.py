@@ -206,11 +206,15 @@ def test_abort_raises_at_the_peer_and_the_next_step_works(pair: Pair) -> None:
 def test_begin_step_raises_when_a_peer_has_given_it_up_already(pair: Pair) -> None:
     pair.low.begin_step(2)
     pair.low.abort("no data")
-    deadline = time.monotonic() + 10
     with pytest.raises(StageFailedError, match="no data"):
-        while time.monotonic() < deadline:
-            pair.high.begin_step(2)
+        _begin_again_and_again(pair.high, 2)
     pair.begin_step(3)
+
+
+def _begin_again_and_again(links: Links, step: int) -> None:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        links.begin_step(step)
 
 
 def test_timeout_names_ranks_direction_microbatch_and_step() -> None:

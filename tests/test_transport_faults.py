@@ -1,4 +1,4 @@
-"""What the ranks that are left learn, and what stays behind, when processes die or are interrupted."""
+"""What the other ranks learn, and what stays behind, when processes die or are interrupted."""
 
 from __future__ import annotations
 

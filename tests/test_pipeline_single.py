@@ -1,0 +1,102 @@
+"""A pipeline of one stage, without another process or torch.distributed, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipecomm.errors import ConfigError
+from pipecomm.pipeline import Pipeline
+from pipecomm.schedule import build
+from tests.pipeline_cases import (
+    batch,
+    linear_stages,
+    mse,
+    rows,
+    worst_error,
+)
+
+TOLERANCE = 1e-5
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 4])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_single_stage_needs_no_other_process(schedule: str, num_microbatches: int) -> None:
+    assert not torch.distributed.is_initialized()
+    error = worst_error(
+        0, linear_stages(1), [batch(8)] * 2, schedule=schedule, num_microbatches=num_microbatches
+    )
+    assert error < TOLERANCE
+
+
+def test_single_stage_moves_no_bytes() -> None:
+    with Pipeline(linear_stages(1)[0], loss_fn=mse, num_microbatches=2) as pipeline:
+        stats = pipeline.train_step(rows(4), rows(4)).stats
+    assert stats.payload_nbytes_sent == stats.wire_nbytes_received == 0
+    assert [event.name for event in stats.events] == ["0F0", "0B0", "0F1", "0B1"]
+    assert 0 < stats.compute_s <= stats.step_s
+    assert 0 <= stats.bubble < 1
+
+
+def test_gradients_add_up_over_steps_as_in_pytorch() -> None:
+    (stage,) = linear_stages(1)
+    with Pipeline(stage, loss_fn=mse) as pipeline:
+        pipeline.train_step(rows(4), rows(4))
+        once = [parameter.grad.clone() for parameter in stage.parameters()]
+        pipeline.train_step(rows(4), rows(4))
+    for parameter, grad in zip(stage.parameters(), once, strict=True):
+        torch.testing.assert_close(parameter.grad, 2 * grad)
+
+
+def test_training_step_inside_no_grad_still_trains() -> None:
+    (stage,) = linear_stages(1)
+    with torch.no_grad(), Pipeline(stage, loss_fn=mse) as pipeline:
+        pipeline.train_step(rows(4), rows(4))
+    assert all(parameter.grad is not None for parameter in stage.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"schedule": "2f2b"}, ["2f2b", "1f1b", "gpipe"]),
+        ({"codec": "int5"}, ["int5"]),
+        ({"grad_codec": "int5"}, ["int5"]),
+        ({"num_microbatches": 0}, ["num_microbatches", "0"]),
+        ({"num_stages": 2}, ["2", "1", "not initialised"]),
+        ({"loss_reduction": "max"}, ["max", "mean", "sum"]),
+        ({"schedule": build("1f1b", 2, 2)}, ["1 stages", "2 stages"]),
+        ({"schedule": build("1f1b", 1, 2), "num_microbatches": 3}, ["2", "3"]),
+    ],
+)
+def test_wrong_settings_are_refused_when_constructed(
+    options: dict[str, Any], named: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Pipeline(nn.Identity(), **options)
+    assert all(text in str(raised.value) for text in named)
+
+
+@pytest.mark.parametrize("divisor", [0, -1, float("nan"), float("inf")])
+def test_loss_divisor_that_cannot_divide_is_refused(divisor: float) -> None:
+    with (
+        Pipeline(nn.Identity(), loss_fn=mse) as pipeline,
+        pytest.raises(ConfigError, match="loss_divisor"),
+    ):
+        pipeline.train_step(rows(2), rows(2), loss_divisor=divisor)
+
+
+def test_training_without_a_loss_is_refused() -> None:
+    with Pipeline(nn.Identity()) as pipeline, pytest.raises(ConfigError, match="loss_fn"):
+        pipeline.train_step(rows(2), rows(2))
+
+
+@pytest.mark.parametrize("loss", [torch.ones(2), 1.5, None])
+def test_loss_that_is_no_scalar_tensor_is_refused(loss: Any) -> None:
+    with (
+        Pipeline(nn.Identity(), loss_fn=lambda output, target: loss) as pipeline,
+        pytest.raises(TypeError, match="loss_fn"),
+    ):
+        pipeline.train_step(rows(2), rows(2))
