@@ -48,9 +48,12 @@ class LinkCounters:
 class Transfer:
     """A message on its way. Times are seconds of time.monotonic(), 0.0 while not yet reached."""
 
-    def __init__(self, core_transfer: Any, timeout_s: float) -> None:
+    def __init__(
+        self, core_transfer: Any, timeout_s: float, leaving: list[Tensor] | None = None
+    ) -> None:
         self._core = core_transfer
         self._timeout_s = timeout_s
+        self._leaving = leaving
 
     def wait(self) -> list[Tensor | None]:
         """Block until done; give the received tensors (none for a send), once.
@@ -61,6 +64,8 @@ class Transfer:
         released while waiting.
         """
         self._core.wait(self._timeout_s)
+        if self._leaving is not None:
+            self._leaving.clear()
         return [_to_tensor(*part) for part in self._core.take_parts()]
 
     @property
@@ -169,7 +174,7 @@ class Links:
             peer, parts, direction=direction, microbatch=microbatch, epoch=self._step
         )
         self._leaving.append((transfer, kept))
-        return Transfer(transfer, self._timeout_s)
+        return Transfer(transfer, self._timeout_s, kept)
 
     def receive(self, peer: int, *, direction: Direction, microbatch: int) -> Transfer:
         """Post a receive of whatever message comes for (direction, microbatch) of this step."""

@@ -1,0 +1,106 @@
+"""Finds this rank's place in a pipeline and connects it to the other stages."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from pipecomm.errors import ConfigError, LinkTimeoutError
+from pipecomm.link import LinkEmulation, Links
+
+if TYPE_CHECKING:
+    from pipecomm.memory import MemoryPool
+    from pipecomm.rendezvous import Store
+
+__all__ = ["connect_stages", "find_place"]
+
+_POLL_S = 0.002
+
+# Per process group, to give each pipeline its own part of the group's store.
+_num_connected: Counter[str] = Counter()
+
+
+def find_place(process_group: dist.ProcessGroup | None, num_stages: int | None) -> tuple[int, int]:
+    """This rank and the number of ranks; (0, 1) where torch.distributed is not initialised.
+
+    Raises ConfigError if that is not one rank for each of `num_stages`.
+    """
+    is_initialized = dist.is_available() and dist.is_initialized()
+    rank, size = 0, 1
+    if is_initialized:
+        rank, size = dist.get_rank(process_group), dist.get_world_size(process_group)
+    if rank < 0:
+        raise ConfigError("expected a process group with this rank in it; got one without")
+    if num_stages is not None and num_stages != size:
+        why = "" if is_initialized else " (torch.distributed is not initialised)"
+        raise ConfigError(
+            f"expected one rank for each of {num_stages} stages; got {size} in all{why}. "
+            f"Start {num_stages} ranks and call torch.distributed.init_process_group"
+        )
+    return rank, size
+
+
+def connect_stages(
+    process_group: dist.ProcessGroup | None,
+    rank: int,
+    size: int,
+    *,
+    settings: str,
+    timeout_s: float,
+    emulation: LinkEmulation | None,
+    pool: MemoryPool | None,
+) -> Links:
+    """Links to the other ranks, returned when every rank has its own.
+
+    Raises ConfigError on every rank unless all give the same `settings`.
+    """
+    store = _store(process_group)
+    links = Links.connect(store, rank, size, timeout_s=timeout_s, emulation=emulation, pool=pool)
+    try:
+        store.set(f"settings/{rank}", settings)
+        _wait_for_all(store, links, [f"settings/{other}" for other in range(size)], timeout_s)
+        _compare(store, rank, size, settings)
+    except BaseException:
+        links.close()
+        raise
+    return links
+
+
+def _store(process_group: dist.ProcessGroup | None) -> Store:
+    """A part of the process group's store for one more pipeline, the same on every rank."""
+    group = process_group or dist.distributed_c10d._get_default_group()
+    name = group.group_name
+    _num_connected[name] += 1
+    prefix = f"pipecomm/pipeline/{name}/{_num_connected[name]}"
+    return dist.PrefixStore(  # type: ignore[attr-defined]
+        prefix, dist.distributed_c10d._get_default_store()
+    )
+
+
+def _wait_for_all(store: Store, links: Links, keys: list[str], timeout_s: float) -> None:
+    """Return when all keys are set. A rank that fails early must not disturb others connecting."""
+    deadline = time.monotonic() + timeout_s
+    # Nothing is sent before the first step, so this ends only when a rank is lost.
+    probe = links.receive((links.rank + 1) % links.size, direction="forward", microbatch=0)
+    while not store.check(keys):
+        if probe.is_done and not store.check(keys):
+            probe.wait()
+        if time.monotonic() > deadline:
+            raise LinkTimeoutError(
+                f"expected every rank to connect within {timeout_s:g} s; rank {links.rank} still "
+                f"waits for others; look at their output"
+            )
+        time.sleep(_POLL_S)
+
+
+def _compare(store: Store, rank: int, size: int, settings: str) -> None:
+    for other in range(size):
+        theirs = store.get(f"settings/{other}").decode()
+        if theirs != settings:
+            raise ConfigError(
+                f"expected the same settings on every rank; got {settings} on rank {rank} and "
+                f"{theirs} on rank {other}"
+            )
