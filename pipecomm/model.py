@@ -19,9 +19,8 @@ _NUM_BYTES = 256
 # About width ** -0.5: a model of this size leaves the plateau of byte pairs several times sooner
 # than with the usual 0.02.
 _INIT_STD = 0.08
-# Factor on logits whose weights start at 0, so that a fresh model's loss is ln 256 = 5.55 nats per
-# byte and yet does not take AdamW a hundred steps to get to logits that matter.
-_LOGIT_SCALE = 8.0
+# Near enough to 0 that a fresh model knows little: its loss is about ln 256 = 5.55 nats per byte.
+_HEAD_STD = 0.05
 # Longest wavelength of the rotary positions, in bytes over 2 pi: a few lines of text.
 _ROTARY_BASE = 100.0
 
@@ -73,7 +72,7 @@ class GptStage(nn.Module):
         self.embedding = None
         self.head = None
         if stage == 0:
-            self.embedding = _seeded(seed, 0, lambda: _make_embedding(config.width))
+            self.embedding = _seeded(seed, 0, lambda: _Embedding(config))
         self.blocks = nn.ModuleList(_seeded(seed, 1 + k, lambda: _Block(config)) for k in layers)
         if stage == num_stages - 1:
             self.head = _seeded(seed, 1 + config.num_layers, lambda: _Head(config))
@@ -89,6 +88,22 @@ class GptStage(nn.Module):
 def byte_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean cross entropy in nats per byte; logits [rows, length, 256], targets [rows, length]."""
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+class _Embedding(nn.Module):
+    """Of each byte and the one before it, so that the layers need not find out about pairs first."""
+
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        self.byte = nn.Embedding(_NUM_BYTES, config.width)
+        self.byte_before = nn.Embedding(_NUM_BYTES, config.width)
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=_INIT_STD)
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = F.pad(x[:, :-1], (1, 0))
+        result: Tensor = self.byte(x) + self.byte_before(before)
+        return result
 
 
 class _Block(nn.Module):
@@ -124,17 +139,11 @@ class _Head(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(config.width)
         self.logits = nn.Linear(config.width, _NUM_BYTES, bias=False)
-        nn.init.zeros_(self.logits.weight)
+        nn.init.normal_(self.logits.weight, std=_HEAD_STD)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.logits(self.norm(x)) * _LOGIT_SCALE
+        logits: Tensor = self.logits(self.norm(x))
         return logits
-
-
-def _make_embedding(width: int) -> nn.Embedding:
-    embedding = nn.Embedding(_NUM_BYTES, width)
-    nn.init.normal_(embedding.weight, std=_INIT_STD)
-    return embedding
 
 
 def _init_block(block: _Block, num_layers: int) -> None:

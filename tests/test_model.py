@@ -14,20 +14,10 @@ from pipecomm.model import GptConfig, GptStage, byte_loss, layers_of_stage
 SMALL = GptConfig(num_layers=4, width=16, num_heads=2, sequence_length=8)
 
 
-def make_stage(stage: int, num_stages: int, seed: int = 0) -> GptStage:
-    """With logits that tell something, as those of a fresh model do not."""
-    made = GptStage(SMALL, stage, num_stages, seed)
-    if made.head is not None:
-        weight = made.head.logits.weight
-        with torch.no_grad():
-            weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(2)))
-    return made
-
-
 def run_stages(num_stages: int, tokens: Tensor, seed: int = 0) -> Tensor:
     x = tokens
     for stage in range(num_stages):
-        x = make_stage(stage, num_stages, seed)(x)
+        x = GptStage(SMALL, stage, num_stages, seed)(x)
     return x
 
 
@@ -55,11 +45,11 @@ def test_layers_differ_from_each_other() -> None:
     assert not torch.equal(weights[0], weights[1])
 
 
-def test_fresh_model_knows_nothing() -> None:
+def test_fresh_model_knows_little() -> None:
     config = GptConfig()
     text = torch.randint(256, (4, 128), generator=torch.Generator().manual_seed(0))
     loss = byte_loss(GptStage(config, 0, 1, 0)(text), text.roll(1, dims=1))
-    assert loss.item() == pytest.approx(math.log(256))
+    assert loss.item() == pytest.approx(math.log(256), abs=0.2)
 
 
 def test_output_does_not_depend_on_later_bytes() -> None:
@@ -82,7 +72,7 @@ def test_shorter_sequences_are_taken() -> None:
 
 
 def test_every_parameter_gets_a_gradient() -> None:
-    stage = make_stage(0, 1)
+    stage = GptStage(SMALL, 0, 1, 0)
     byte_loss(stage(tokens()), tokens()).backward()
     assert [n for n, p in stage.named_parameters() if p.grad is None or not p.grad.any()] == []
 

@@ -156,7 +156,7 @@ def _fork_and_die(rank: int, size: int, store_path: str) -> Any:
     if rank == 1:
         child = os.fork()
         if child == 0:
-            time.sleep(20)  # outlives its parent, with the parent's descriptors
+            time.sleep(5)  # outlives its parent, with the parent's descriptors
             os._exit(0)
         os.kill(os.getpid(), signal.SIGKILL)
     started = time.monotonic()
@@ -169,7 +169,7 @@ def _fork_and_die(rank: int, size: int, store_path: str) -> Any:
 def test_forked_child_does_not_keep_its_dead_parent_alive_for_the_peers() -> None:
     outcome = run_ranks(2, _fork_and_die, timeout_s=60)[0]
     assert outcome[0] == "ok", outcome[1]
-    assert outcome[1] < NOTICED_S
+    assert outcome[1] < 4
 
 
 def _use_after_fork(rank: int, size: int, store_path: str) -> str:

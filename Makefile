@@ -1,0 +1,68 @@
+# What a developer runs; `make` alone lists it. Everything happens in .venv and build/.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+CXX_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+# What the compiled parts are made of; a change in Python needs no reinstall.
+BUILD_SOURCES := $(shell find csrc cmake -type f) CMakeLists.txt setup.py pyproject.toml \
+  pipecomm/_c10d_compile.py pipecomm/_version.py
+
+export PIPECOMM_WERROR ?= 1
+
+.PHONY: help install demo test lint format cpp-test sanitize clean distclean
+
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+install: $(VENV)/installed ## Set up .venv: torch, tools, and pipecomm built in place
+
+demo: $(VENV)/installed ## Train a byte-level GPT over two stages, raw and 4-bit, and compare
+	$(BIN)/pipecomm train --compare $(ARGS)
+
+test: $(VENV)/installed ## Run all Python tests (ARGS="-k codec" for some of them)
+	$(BIN)/pytest -p no:cacheprovider $(ARGS)
+
+lint: $(VENV)/installed ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+format: $(VENV)/installed ## Put all sources into the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+cpp-test: $(VENV)/tools ## Build and run the C++ tests
+	$(call run_cpp_tests,build/cpp,)
+
+sanitize: $(VENV)/tools ## Run the C++ tests under address, undefined and thread sanitizers
+	$(call run_cpp_tests,build/asan,address$(comma)undefined)
+	$(call run_cpp_tests,build/tsan,thread)
+
+clean: ## Remove what was built
+	rm -rf build dist out *.egg-info pipecomm/*.so $(VENV)/installed
+
+distclean: clean ## Remove .venv too
+	rm -rf $(VENV)
+
+comma := ,
+# $(1) build folder, $(2) sanitizers
+define run_cpp_tests
+	$(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" -DPIPECOMM_CUDA=off \
+	  -DPIPECOMM_BUILD_PYTHON=OFF -DPIPECOMM_BUILD_TESTS=ON -DPIPECOMM_SANITIZE=$(2)
+	$(BIN)/cmake --build $(1)
+	$(BIN)/ctest --test-dir $(1) --output-on-failure --timeout 120
+endef
+
+# The build tools and torch, which a build without isolation finds in place.
+$(VENV)/tools: Makefile
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install $(TORCH) "setuptools>=77" "cmake>=3.24" ninja "pybind11>=2.13"
+	@touch $@
+
+$(VENV)/installed: $(VENV)/tools $(BUILD_SOURCES)
+	$(PIP) install --no-build-isolation -e ".[demo,test,lint]"
+	@touch $@

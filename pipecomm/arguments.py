@@ -1,0 +1,203 @@
+"""The command line's arguments: what they are called, what values they take, what they mean."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipecomm._version import __version__
+
+__all__ = ["AUTO_LINK", "parse"]
+
+#: Value of link_mbps that has the bandwidth chosen by measuring.
+AUTO_LINK = -1.0
+
+Commands = Mapping[str, Callable[[argparse.Namespace], int]]
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Adds defaults that are values; those that follow from other options say so themselves."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, False, argparse.SUPPRESS):
+            return action.help
+        return f"{action.help} (default: %(default)s)"
+
+
+def parse(argv: Sequence[str] | None, commands: Commands) -> argparse.Namespace:
+    """Read argv (default: sys.argv[1:]); `command` in the result is one of `commands`.
+
+    Wrong arguments, --help and --version end the process through SystemExit, as argparse does.
+    """
+    parser = argparse.ArgumentParser(
+        prog="pipecomm",
+        description="Pipeline-parallel training with small and overlapped transfers.",
+        epilog="Exit code: 0 done, 1 failed, 2 wrong use, 3 another rank failed, "
+        "128 + n stopped by signal n.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"pipecomm {__version__}")
+    added = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add in (_add_train, _add_doctor, _add_simulate):
+        add(added, commands)
+    return parser.parse_args(argv)
+
+
+def _add_train(added: Any, commands: Commands) -> None:
+    train = added.add_parser(
+        "train",
+        allow_abbrev=False,
+        formatter_class=_HelpFormatter,
+        help="train a byte-level GPT over several processes of this machine",
+        description="Trains a byte-level GPT, one stage per process. Starts the processes itself, "
+        "or is one of them when started by torchrun.",
+    )
+    train.set_defaults(command=commands["train"])
+    _add_json(train)
+    _add_data(train)
+    _add_model(train)
+    _add_pipeline(train)
+    _add_link(train)
+
+
+def _add_data(train: argparse.ArgumentParser) -> None:
+    train.add_argument(
+        "--data",
+        type=Path,
+        help="text file or folder to train on (default: the standard library's sources)",
+    )
+    train.add_argument("--out", type=Path, default=Path("out"), help="folder for the timelines")
+    train.add_argument("--steps", type=_positive_int, default=300, help="training steps")
+    train.add_argument("--batch-size", type=_positive_int, default=16, help="sequences per step")
+    train.add_argument(
+        "--held-out-batches", type=_positive_int, default=16, help="batches of the evaluation"
+    )
+    train.add_argument("--learning-rate", type=_positive, default=3e-3, help="highest rate")
+    train.add_argument("--seed", type=_natural, default=0, help="of weights and batches")
+
+
+def _add_model(train: argparse.ArgumentParser) -> None:
+    train.add_argument(
+        "--layers",
+        type=_positive_int,
+        help="layers of the whole model (default: 2, or one per stage where there are more)",
+    )
+    train.add_argument("--width", type=_positive_int, default=128, help="values per position")
+    train.add_argument("--heads", type=_positive_int, default=4, help="attention heads")
+    train.add_argument("--sequence-length", type=_positive_int, default=128, help="in bytes")
+
+
+def _add_pipeline(train: argparse.ArgumentParser) -> None:
+    train.add_argument(
+        "--stages", type=_positive_int, help="ranks (default: 2; with torchrun, its world size)"
+    )
+    train.add_argument("--microbatches", type=_positive_int, default=8, help="per step")
+    train.add_argument("--schedule", default="1f1b", help="how a step is ordered")
+    train.add_argument("--codec", help="for activations (default: raw; int4 with --compare)")
+    train.add_argument(
+        "--grad-codec", help="for activation gradients (default: raw; int8 with --compare)"
+    )
+    train.add_argument(
+        "--compare", action="store_true", help="train with raw first, then with the codecs"
+    )
+    train.add_argument(
+        "--timeout-s", type=_positive, default=300.0, help="longest wait for another rank"
+    )
+
+
+def _add_link(train: argparse.ArgumentParser) -> None:
+    train.add_argument(
+        "--link-mbps",
+        type=_mbps,
+        default=0.0,
+        help="emulate a link of so many Mbit/s between stages; 'auto' measures and takes one on "
+        "which a raw transfer takes 1.5 times its compute; 0 = the real path",
+    )
+    train.add_argument(
+        "--link-latency-ms", type=_not_negative, default=0.0, help="emulated delay of the link"
+    )
+    train.add_argument(
+        "--port",
+        type=_port,
+        help="TCP port where ranks meet, on this machine only (default: a free one)",
+    )
+
+
+def _add_doctor(added: Any, commands: Commands) -> None:
+    doctor = added.add_parser(
+        "doctor",
+        allow_abbrev=False,
+        help="tell what was built, what was found, and which path peers would use",
+    )
+    doctor.set_defaults(command=commands["doctor"])
+    _add_json(doctor)
+
+
+def _add_simulate(added: Any, commands: Commands) -> None:
+    simulate = added.add_parser(
+        "simulate",
+        allow_abbrev=False,
+        formatter_class=_HelpFormatter,
+        help="predict a step of a schedule",
+    )
+    simulate.set_defaults(command=commands["simulate"])
+    _add_json(simulate)
+    simulate.add_argument("--schedule", default="1f1b", help="how a step is ordered")
+    simulate.add_argument("--stages", type=_positive_int, default=4, help="one per rank")
+    simulate.add_argument("--microbatches", type=_positive_int, default=8, help="per step")
+    for name, default, what in (
+        ("forward", 1.0, "one forward pass"),
+        ("backward", 2.0, "one backward pass"),
+        ("transfer", 0.0, "one transfer between neighbours"),
+    ):
+        simulate.add_argument(
+            f"--{name}-ms", type=_not_negative, default=default, help=f"{what} of a microbatch"
+        )
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON document on stdout, all else on stderr"
+    )
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected an integer of 0 or more; got {text!r}")
+    return int(text)
+
+
+def _positive_int(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected an integer of 1 or more; got {text!r}")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"expected a port from 1 to 65535; got {text!r}")
+    return int(text)
+
+
+def _not_negative(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"expected a number of 0 or more; got {text!r}")
+    return value
+
+
+def _positive(text: str) -> float:
+    value = _not_negative(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError(f"expected a number above 0; got {text!r}")
+    return value
+
+
+def _mbps(text: str) -> float:
+    return AUTO_LINK if text == "auto" else _not_negative(text)
