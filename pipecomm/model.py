@@ -91,7 +91,7 @@ def byte_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class _Embedding(nn.Module):
-    """Of each byte and the one before it, so that the layers need not find out about pairs first."""
+    """Of each byte and the one before, so that the layers need not find out about pairs first."""
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()

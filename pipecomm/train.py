@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 
 # The chosen link carries the raw activations of a microbatch in this many times its compute.
 _AUTO_TRANSFER_SHARE = 1.5
-_NUM_CALIBRATIONS = 7
+_NUM_CALIBRATIONS = 20
 _NUM_WARMUP_STEPS = 20
 # The reported training loss is the mean of the last steps: one batch alone says little.
 _NUM_FINAL_STEPS = 10
@@ -276,7 +276,10 @@ def _choose_link(options: TrainOptions, place: Place) -> LinkEmulation | None:
 
 
 def _compute_s(options: TrainOptions, place: Place, rows: int) -> float:
-    """Median seconds of this stage's forward and backward of one microbatch, all ranks at work."""
+    """Seconds of this stage's forward and backward of one microbatch, all ranks at work.
+
+    The least of several: what else the machine does for a moment must not choose the link.
+    """
     stage = GptStage(options.model, place.rank, place.size, options.seed)
     x = torch.zeros(rows, options.sequence_length, dtype=torch.int64)
     if place.rank > 0:
@@ -287,7 +290,7 @@ def _compute_s(options: TrainOptions, place: Place, rows: int) -> float:
         start_s = time.monotonic()
         stage(x).sum().backward()
         times.append(time.monotonic() - start_s)
-    return statistics.median(times)
+    return min(times)
 
 
 def _typical_mean(

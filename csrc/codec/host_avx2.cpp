@@ -5,8 +5,12 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
+#else
 #pragma GCC push_options
 #pragma GCC target("avx2,f16c")
+#endif
 
 #include "codec/host_loops.h"
 
@@ -160,5 +164,9 @@ const HostLoops kAvx2Loops = {"avx2", &encode_with<Avx2>, &decode_with<Avx2>};
 
 }  // namespace pipecomm
 
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
 #pragma GCC pop_options
+#endif
 #endif

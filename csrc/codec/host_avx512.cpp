@@ -5,12 +5,21 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#pragma GCC push_options
 // GCC's own intrinsics start from registers left unset on purpose.
 #pragma GCC diagnostic push
+#if !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #pragma GCC diagnostic ignored "-Wuninitialized"
+// Without optimisation they are macros that convert.
+#pragma GCC diagnostic ignored "-Wsign-conversion"
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl"))), \
+                             apply_to = function)
+#else
+#pragma GCC push_options
 #pragma GCC target("avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")
+#endif
 
 #include "codec/host_loops.h"
 
@@ -161,5 +170,9 @@ const HostLoops kAvx512Loops = {"avx512", &encode_with<Avx512>, &decode_with<Avx
 }  // namespace pipecomm
 
 #pragma GCC diagnostic pop
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
 #pragma GCC pop_options
+#endif
 #endif

@@ -27,7 +27,8 @@ std::vector<const HostLoops*> usable_host_loops() {
 #if defined(__x86_64__)
   // These also ask XGETBV whether the operating system saves the wide registers.
   __builtin_cpu_init();
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  // Every processor with AVX2 has F16C, which clang cannot ask for.
+  const bool has_avx2 = __builtin_cpu_supports("avx2");
   if (has_avx2) usable.push_back(&kAvx2Loops);
   if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
