@@ -114,7 +114,7 @@ def _add_link(train: argparse.ArgumentParser) -> None:
         type=_mbps,
         default=0.0,
         help="emulate a link of so many Mbit/s between stages; 'auto' measures and takes one on "
-        "which a raw transfer takes 1.5 times its compute; 0 = the real path",
+        "which a raw transfer takes twice as long as its compute; 0 = the real path",
     )
     train.add_argument(
         "--link-latency-ms", type=_not_negative, default=0.0, help="emulated delay of the link"

@@ -6,7 +6,7 @@ import json
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from pipecomm.rank import Event
@@ -16,6 +16,8 @@ __all__ = ["Report"]
 # Without a terminal a line now and then takes the place of the bar.
 _NUM_PLAIN_LINES = 10
 _MIN_TABLE_WIDTH = 100
+# Columns of a terminal that are taken by what stands around the bar.
+_BAR_TEXT_WIDTH = 75
 
 
 class Report:
@@ -28,7 +30,7 @@ class Report:
         self._progress: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._num_steps = 0
-        self._kind = ""
+        self._note = ""
 
     def __call__(self, event: Event) -> None:
         {"start": self._start, "step": self._step, "result": self._result}[event["event"]](event)
@@ -41,28 +43,27 @@ class Report:
 
     def _start(self, event: Event) -> None:
         self._num_steps = event["num_steps"]
-        self._kind = "emulated link" if event["link"]["is_emulated"] else "link"
+        self._note = " (emulated)" if event["link"]["is_emulated"] else ""
         self._console.print(f"{event['data']}; {event['link']['text']}", markup=False)
         if self._console.is_terminal:
             self._progress = Progress(
                 TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.completed}/{task.total}  {task.fields[text]}"),
-                TimeRemainingColumn(),
+                BarColumn(bar_width=min(40, max(6, self._console.width - _BAR_TEXT_WIDTH))),
+                TextColumn("{task.completed}/{task.total} {task.fields[text]}"),
                 console=self._console,
             )
             self._progress.start()
 
     def _step(self, event: Event) -> None:
         text = (
-            f"loss {event['loss']:.3f}  {event['tokens_per_s']:,.0f} tokens/s  "
-            f"{event['wire_nbytes'] / 1e6:.1f} MB on the wire ({self._kind})"
+            f"loss {event['loss']:.3f} {event['tokens_per_s']:,.0f} tokens/s "
+            f"{event['wire_nbytes'] / 1e6:.1f} MB on wire{self._note}"
         )
         if self._progress is not None:
             self._advance(event, text)
         elif event["step"] == 1 or event["step"] % max(1, self._num_steps // _NUM_PLAIN_LINES) == 0:
             place = f"step {event['step']}/{self._num_steps}"
-            self._console.print(f"{event['run']}: {place}  {text}", markup=False)
+            self._console.print(f"{event['run']}: {place} {text}", markup=False)
 
     def _advance(self, event: Event, text: str) -> None:
         assert self._progress is not None

@@ -35,7 +35,7 @@ __all__ = ["TrainOptions", "train"]
 _T = TypeVar("_T")
 
 # The chosen link carries the raw activations of a microbatch in this many times its compute.
-_AUTO_TRANSFER_SHARE = 1.5
+_AUTO_TRANSFER_SHARE = 2.0
 _NUM_CALIBRATIONS = 20
 _NUM_WARMUP_STEPS = 20
 # The reported training loss is the mean of the last steps: one batch alone says little.

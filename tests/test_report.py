@@ -77,14 +77,14 @@ def test_progress_without_a_terminal_is_the_first_step_and_ten_more_lines() -> N
     assert stdout == ""
     assert len(lines) == 12
     assert "step 1/100" in lines[1]
-    assert lines[-1].startswith("raw: step 100/100  loss 2.500  1,234 tokens/s  5.0 MB on the wire")
+    assert lines[-1].startswith("raw: step 100/100 loss 2.500 1,234 tokens/s 5.0 MB on wire")
 
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_emulated_link_is_named_with_every_number_of_it(terminal: bool) -> None:
     _, stderr = show(start(), step(20), terminal=terminal)
     assert "emulated link: 43 Mbit/s" in stderr
-    assert "MB on the wire (emulated" in stderr
+    assert "5.0 MB on wire (emulated)" in stderr
     assert "emulated" in show(start(), result(*COMPARED))[0].splitlines()[0]
 
 

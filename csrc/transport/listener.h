@@ -1,0 +1,17 @@
+// Makes a communicator of the life lines that a handshake has brought.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "transport/communicator.h"
+#include "transport/lifeline.h"
+
+namespace pipecomm {
+
+// lifelines[i] leads to rank i; none for `rank` itself. The communicator closes when its last user lets go.
+std::shared_ptr<Communicator> make_communicator(int rank, std::vector<std::optional<Lifeline>> lifelines,
+                                                CommunicatorOptions options);
+
+}  // namespace pipecomm
