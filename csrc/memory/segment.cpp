@@ -80,30 +80,24 @@ Segment Segment::create(std::size_t nbytes, SegmentMapping mapping) {
     throw_exhausted(nbytes, std::strerror(errno));
   }
   if (fcntl(segment.fd_, F_ADD_SEALS, kSeals) != 0) throw_errno("sealing a memory segment");
-  segment.map(mapping);
+  if (mapping == SegmentMapping::plain) segment.map();
   return segment;
 }
 
-Segment Segment::adopt(int fd, std::size_t expected_nbytes, SegmentMapping mapping) {
+Segment Segment::adopt(int fd, std::size_t expected_nbytes) {
   Segment segment;
   segment.fd_ = fd;
   segment.nbytes_ = round_up(expected_nbytes, page_nbytes());
   check_seals(fd);
   check_size(fd, segment.nbytes_);
-  segment.map(mapping);
+  segment.map();
   return segment;
 }
 
-void Segment::map(SegmentMapping mapping) {
-  if (mapping == SegmentMapping::none) return;
-  const std::size_t copies = mapping == SegmentMapping::mirrored ? 2 : 1;
-  data_ = reserve_addresses(nbytes_ * copies);
-  if (data_ == nullptr) throw_exhausted(nbytes_, std::string("mmap: ") + std::strerror(errno));
-  mapped_nbytes_ = nbytes_ * copies;
-  for (std::size_t copy = 0; copy < copies; ++copy) {
-    if (!map_shared_at(data_ + copy * nbytes_, fd_, 0, nbytes_)) {
-      throw_exhausted(nbytes_, std::string("mmap: ") + std::strerror(errno));
-    }
+void Segment::map() {
+  data_ = reserve_addresses(nbytes_);
+  if (data_ == nullptr || !map_shared_at(data_, fd_, 0, nbytes_)) {
+    throw_exhausted(nbytes_, std::string("mmap: ") + std::strerror(errno));
   }
 }
 
@@ -111,11 +105,10 @@ void Segment::swap(Segment& other) noexcept {
   std::swap(fd_, other.fd_);
   std::swap(data_, other.data_);
   std::swap(nbytes_, other.nbytes_);
-  std::swap(mapped_nbytes_, other.mapped_nbytes_);
 }
 
 Segment::~Segment() {
-  if (data_ != nullptr) munmap(data_, mapped_nbytes_);
+  if (data_ != nullptr) munmap(data_, nbytes_);
   if (fd_ >= 0) close(fd_);
 }
 

@@ -8,10 +8,8 @@
 
 namespace pipecomm {
 
-// How often a segment appears in the address space. `mirrored`: twice, back to back, so that a range which runs past
-// the end continues at the start (ring buffers): data()[i] and data()[nbytes() + i] are the same byte. `none`: not at
-// all, the owner maps fd() itself and data() is nullptr.
-enum class SegmentMapping { none, plain, mirrored };
+// Whether a segment appears in the address space by itself. `none`: the owner maps fd() and data() is nullptr.
+enum class SegmentMapping { none, plain };
 
 // Owns the descriptor and the mapping. Size and seals never change, so a peer cannot make an access fault.
 class PC_API Segment {
@@ -22,7 +20,7 @@ class PC_API Segment {
   static Segment create(std::size_t nbytes, SegmentMapping mapping = SegmentMapping::plain);
   // Maps a segment received from another process. Takes `fd` over, also when it throws: a transport error where it is
   // not sealed or not of `expected_nbytes` rounded up to pages.
-  static Segment adopt(int fd, std::size_t expected_nbytes, SegmentMapping mapping = SegmentMapping::plain);
+  static Segment adopt(int fd, std::size_t expected_nbytes);
 
   Segment(Segment&& other) noexcept { swap(other); }
   Segment& operator=(Segment&& other) noexcept {
@@ -35,18 +33,17 @@ class PC_API Segment {
 
   int fd() const { return fd_; }
   std::byte* data() const { return data_; }
-  // Bytes of the memory itself, a multiple of the page size; a mirrored mapping is twice as long.
+  // Bytes of the memory itself, a multiple of the page size.
   std::size_t nbytes() const { return nbytes_; }
   explicit operator bool() const { return fd_ >= 0; }
 
  private:
   void swap(Segment& other) noexcept;
-  void map(SegmentMapping mapping);
+  void map();
 
   int fd_ = -1;
   std::byte* data_ = nullptr;
   std::size_t nbytes_ = 0;
-  std::size_t mapped_nbytes_ = 0;
 };
 
 PC_API std::size_t page_nbytes();

@@ -1,4 +1,4 @@
-// Memfd segments: sealed, mirrored, adopted, and refused where they cannot be trusted.
+// Memfd segments: sealed, adopted, and refused where they cannot be trusted.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -40,24 +40,13 @@ TEST(created_segment_cannot_be_resized_or_inherited) {
   CHECK((fcntl(segment.fd(), F_GETFD) & FD_CLOEXEC) != 0);
 }
 
-TEST(mirrored_segment_continues_at_its_start) {
-  const Segment segment = Segment::create(3 * page_nbytes(), SegmentMapping::mirrored);
-  std::byte* end = segment.data() + segment.nbytes();
-  std::memcpy(end - 3, "abcdef", 6);
-  CHECK_EQ(std::memcmp(segment.data(), "def", 3), 0);
-  segment.data()[1] = std::byte{'x'};
-  CHECK(end[1] == std::byte{'x'});
-}
-
 TEST(adopted_segment_shares_memory_with_its_maker) {
   const Segment made = Segment::create(8192);
-  for (const auto mapping : {SegmentMapping::plain, SegmentMapping::mirrored}) {
-    const Segment adopted = Segment::adopt(dup(made.fd()), 8192, mapping);
-    made.data()[100] = std::byte{42};
-    CHECK(adopted.data()[100] == std::byte{42});
-    adopted.data()[8191] = std::byte{43};
-    CHECK(made.data()[8191] == std::byte{43});
-  }
+  const Segment adopted = Segment::adopt(dup(made.fd()), 8192);
+  made.data()[100] = std::byte{42};
+  CHECK(adopted.data()[100] == std::byte{42});
+  adopted.data()[8191] = std::byte{43};
+  CHECK(made.data()[8191] == std::byte{43});
 }
 
 TEST(adopting_a_segment_that_could_shrink_is_refused_and_closes_it) {
