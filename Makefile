@@ -19,10 +19,10 @@ help: ## List the targets
 install: $(VENV)/installed ## Set up .venv: torch, tools, and pipecomm built in place
 
 demo: $(VENV)/installed ## Train a byte-level GPT over two stages, raw and 4-bit, and compare
-	$(BIN)/pipecomm train --compare $(ARGS)
+	$(BIN)/pipecomm train --compare --link-mbps auto $(ARGS)
 
 test: $(VENV)/installed ## Run all Python tests (ARGS="-k codec" for some of them)
-	$(BIN)/pytest -p no:cacheprovider $(ARGS)
+	$(BIN)/pytest -p no:cacheprovider -n 2 --dist loadfile $(ARGS)
 
 lint: $(VENV)/installed ## Check style and types
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@ Importing it registers the torch.distributed backend "pipecomm".
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from pipecomm import errors, schedule
@@ -54,8 +55,12 @@ def _register_backend() -> None:
 
     if find_spec("torch") is None:
         return
-    from pipecomm.backend import register
-
+    try:
+        from pipecomm.backend import register
+    except (ImportError, OSError) as error:
+        # The doctor must be able to tell what is wrong with it.
+        warnings.warn(f"torch cannot be imported: {error}", RuntimeWarning, stacklevel=2)
+        return
     register()
 
 

@@ -70,7 +70,7 @@ def _add_data(train: argparse.ArgumentParser) -> None:
         help="text file or folder to train on (default: the standard library's sources)",
     )
     train.add_argument("--out", type=Path, default=Path("out"), help="folder for the timelines")
-    train.add_argument("--steps", type=_positive_int, default=300, help="training steps")
+    train.add_argument("--steps", type=_positive_int, default=220, help="training steps")
     train.add_argument("--batch-size", type=_positive_int, default=16, help="sequences per step")
     train.add_argument(
         "--held-out-batches", type=_positive_int, default=16, help="batches of the evaluation"

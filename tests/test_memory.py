@@ -349,7 +349,8 @@ def test_process_with_live_tensors_exits_without_a_signal(how: str, with_thread:
         cycle.append(cycle)
         def work():
             while True:
-                kept.append(pool.empty((3 << 20,), torch.uint8))
+                # Not a tensor: torch itself may not be in use by a daemon thread at exit.
+                kept.append(pool.allocate(3 << 20))
                 if len(kept) > 20:
                     kept.clear()
                     pool.trim()
