@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from pipecomm import _c10d_build, rendezvous
 from pipecomm.codec import Codec
-from pipecomm.errors import ConfigError, PeerLostError, TransportError
+from pipecomm.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -139,9 +139,7 @@ def _connect(store: Store, group: Any, options: BackendOptions, timeout: timedel
             timeout_s=timeout.total_seconds(),
             settings=options.settings,
         )
-    except PeerLostError:
-        raise
-    except TransportError as error:
+    except rendezvous.UnreachableError as error:
         if group.group_rank == 0:
             _log.warning("sends and receives go through %s, uncompressed: %s", options.inner, error)
         return None

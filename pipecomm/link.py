@@ -203,7 +203,7 @@ class Links:
         return LinkCounters(**totals)
 
     def _reap(self) -> None:
-        while self._leaving and self._leaving[0][0].is_done:
+        while self._leaving and self._leaving[0][0].has_left:
             self._leaving.popleft()
 
 

@@ -6,14 +6,18 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipecomm._native import core
-from pipecomm.errors import LinkTimeoutError
+from pipecomm.errors import LinkTimeoutError, TransportError
 
 if TYPE_CHECKING:
     from pipecomm.memory import MemoryPool
 
-__all__ = ["Store", "connect"]
+__all__ = ["Store", "UnreachableError", "connect"]
 
 _POLL_S = 0.005
+
+
+class UnreachableError(TransportError):
+    """Some ranks cannot share memory. Raised on all ranks of the group, or on none."""
 
 
 class Store(Protocol):
@@ -42,7 +46,7 @@ def connect(
     `store` start with "pipecomm/"; give each group a store of its own (PrefixStore).
     Returns a `_core.Communicator`. Raises LinkTimeoutError that names the missing ranks,
     ConfigError when ranks differ in size, version or settings, PeerLostError when one dies
-    meanwhile, TransportError when one cannot be reached through shared memory.
+    meanwhile, UnreachableError when some cannot be reached through shared memory.
     """
     deadline = time.monotonic() + timeout_s
     listener = core.Listener()
@@ -50,6 +54,7 @@ def connect(
     if size > 1:
         store.set(f"pipecomm/{rank}", listener.address)
         addresses = _collect(store, rank, size, name, timeout_s, deadline)
+        _check_reachable(addresses, rank, name)
     return listener.connect(
         rank,
         addresses,
@@ -60,6 +65,17 @@ def connect(
         emulated_bytes_per_s=emulated_mbps * 1e6 / 8,
         emulated_latency_s=emulated_latency_ms / 1e3,
     )
+
+
+def _check_reachable(addresses: list[str], rank: int, name: str) -> None:
+    # Being on one host is the same seen from any rank, so that all decide alike.
+    for peer, address in enumerate(addresses):
+        if why := core.why_unreachable(addresses[0], address):
+            raise UnreachableError(
+                f"expected rank {peer} to be reachable through shared memory; got, seen from "
+                f"rank 0: {why}; where: rank {rank}, process group '{name}'; run all ranks on one "
+                f"host, as one user, in one network namespace"
+            )
 
 
 def _collect(

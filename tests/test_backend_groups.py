@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from pipecomm import backend
-from pipecomm.errors import TransportError
+from pipecomm.rendezvous import UnreachableError
 from tests.backend_ranks import Check, failures_of, init, names
 from tests.ranks import spawn_ranks
 
@@ -202,7 +202,7 @@ def _use_by_name(rank: int, size: int, store_path: str) -> None:
 
 
 def _other_host(*_: object, **__: object) -> None:
-    raise TransportError("expected rank 1 to be reachable; got: it runs on another host")
+    raise UnreachableError("expected rank 1 to be reachable; got: it runs on another host")
 
 
 def _use_without_shared_memory(rank: int, size: int, store_path: str) -> list[str]:

@@ -22,7 +22,11 @@ void check_signals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-Nanoseconds from_seconds(double seconds) { return Nanoseconds(static_cast<std::int64_t>(seconds * 1e9)); }
+// More than ten years, infinity and NaN are ten years.
+Nanoseconds from_seconds(double seconds) {
+  constexpr double kMost = 3.2e8;
+  return Nanoseconds(static_cast<std::int64_t>((seconds < kMost ? seconds : kMost) * 1e9));
+}
 
 SendPart to_part(const PartTuple& item) {
   const auto& [address, dtype, shape, codec, requires_grad] = item;
@@ -67,6 +71,7 @@ void register_transfer(py::module_& module) {
           py::arg("timeout_s"))
       .def("take_parts", &take_parts, "[(Block or None, dtype, shape, requires_grad, absent)], once.")
       .def_property_readonly("is_done", &Transfer::is_done)
+      .def_property_readonly("has_left", &Transfer::has_left)
       .def_property_readonly("peer", &Transfer::peer)
       .def_property_readonly("payload_nbytes", &Transfer::payload_nbytes)
       .def_property_readonly("wire_nbytes", &Transfer::wire_nbytes)
@@ -97,7 +102,7 @@ void register_communicator(py::module_& module) {
           },
           py::arg("peer"), py::arg("parts"), py::arg("tag") = 0, py::arg("direction") = "none",
           py::arg("microbatch") = kNoMicrobatch, py::arg("epoch") = 0,
-          "Posts a message. The caller keeps the tensors alive and unchanged until the transfer is done.")
+          "Posts a message. The caller keeps the tensors alive until has_left.")
       .def(
           "receive",
           [](Communicator& self, int peer, std::int64_t tag, const std::string& direction, std::int32_t microbatch,

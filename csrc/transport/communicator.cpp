@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "transport/link.h"
 #include "transport/listener.h"
@@ -208,15 +209,20 @@ class CommunicatorImpl final : public Communicator,
   }
 
   void start(const TransferPtr& transfer) {
-    if (is_closed_) return transfer->fail(closed_error());
-    if (const auto text = aborted(transfer->key.epoch)) return transfer->fail(Error(ErrorKind::stage_failed, *text));
+    if (is_closed_) return refuse(transfer, closed_error());
+    if (const auto text = aborted(transfer->key.epoch)) return refuse(transfer, Error(ErrorKind::stage_failed, *text));
     transfer->is_send ? start_send(transfer) : start_receive(transfer);
+  }
+
+  static void refuse(const TransferPtr& transfer, const Error& error) {
+    transfer->fail(error);
+    transfer->release();
   }
 
   void start_send(const TransferPtr& transfer) {
     Link& link = *links_[static_cast<std::size_t>(transfer->peer())];
     const auto& cause = lost_together_ ? lost_together_ : link.gone();
-    if (cause) return transfer->fail(explain(*cause, *transfer));
+    if (cause) return refuse(transfer, explain(*cause, *transfer));
     link.send(transfer);
   }
 
@@ -287,6 +293,11 @@ class CommunicatorImpl final : public Communicator,
   }
 
   void end_link(Link& link) {
+    // A survivor's goodbye can overtake the end of the rank that it has lost: that is the cause to tell.
+    if (!link.is_lost() && fails_together_ && !std::exchange(looks_for_losses_, true)) {
+      poll_sockets();
+      looks_for_losses_ = false;
+    }
     const Error& cause = *link.gone();
     const TransferPtr current = link.receiver().current_receive();
     link.receiver().fail_current(current ? explain(cause, *current) : cause);
@@ -329,6 +340,7 @@ class CommunicatorImpl final : public Communicator,
   Inbox inbox_;
   std::vector<std::unique_ptr<Link>> links_;
   std::optional<Error> lost_together_;
+  bool looks_for_losses_ = false;
 };
 
 // The last user lets go: the progress engine lets go too.

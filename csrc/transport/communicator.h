@@ -33,6 +33,9 @@ class PC_API Transfer {
   virtual ~Transfer() = default;
 
   virtual bool is_done() const = 0;
+  // True when the tensors are not read or written any more. A send that failed half way is done before that: its bytes
+  // go on leaving, since half a message cannot be taken back.
+  virtual bool has_left() const = 0;
   // The error the transfer ended with, if it ended with one.
   virtual std::optional<Error> error() const = 0;
   // Returns when the transfer is done: a sender may write to its tensors, a receiver may read its own.

@@ -13,7 +13,7 @@ static_assert(std::endian::native == std::endian::little, "the wire format is wr
 constexpr std::uint32_t kMagic = 0x314d4350;  // "PCM1"
 constexpr std::uint16_t kRequiresGrad = 1;
 constexpr std::uint16_t kAbsent = 2;
-constexpr std::uint64_t kMaxTensorNbytes = std::uint64_t{1} << 48;
+constexpr std::uint64_t kMaxTensorNbytes = std::uint64_t{1} << 42;
 
 struct FixedHeader {
   std::uint32_t magic;
@@ -60,7 +60,7 @@ std::uint64_t checked_nbytes(DType dtype, const std::vector<std::int64_t>& shape
     if (extent == 0) is_empty = true;
     const auto factor = static_cast<std::uint64_t>(extent == 0 ? 1 : extent);
     require(nbytes <= kMaxTensorNbytes / factor,
-            "a tensor of at most 2^48 bytes; got " + describe_tensor(dtype, shape));
+            "a tensor of at most 2^42 bytes; got " + describe_tensor(dtype, shape));
     nbytes *= factor;
   }
   return is_empty ? 0 : nbytes;

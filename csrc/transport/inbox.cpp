@@ -33,12 +33,10 @@ InMessagePtr Inbox::open(int source, const MessageHeader& header) {
     message->is_dropped = true;
     return message;
   }
-  for (auto item = posted_.begin(); item != posted_.end(); ++item) {
-    if (!accepts(**item, source, header.key)) continue;
-    message->receiver = *item;
-    message->is_direct = (*item)->has_targets;
-    (*item)->set_peer(source);
-    posted_.erase(item);
+  if (const TransferPtr receive = take_posted(source, header.key)) {
+    message->receiver = receive;
+    message->is_direct = receive->has_targets;
+    receive->set_peer(source);
     return message;
   }
   // Nobody asks for anything from there: the ring holds it without a copy, and its sender feels the pressure.
@@ -47,7 +45,21 @@ InMessagePtr Inbox::open(int source, const MessageHeader& header) {
   return message;
 }
 
-void Inbox::park(const InMessagePtr& message) { parked_.push_front(message); }
+TransferPtr Inbox::rematch(const InMessagePtr& message) {
+  if (TransferPtr receive = take_posted(message->source, message->key)) return receive;
+  parked_.push_front(message);
+  return nullptr;
+}
+
+TransferPtr Inbox::take_posted(int source, const MessageKey& key) {
+  for (auto item = posted_.begin(); item != posted_.end(); ++item) {
+    if (!accepts(**item, source, key)) continue;
+    TransferPtr receive = *item;
+    posted_.erase(item);
+    return receive;
+  }
+  return nullptr;
+}
 
 std::vector<TransferPtr> Inbox::begin_epoch(std::uint32_t epoch) {
   epoch_ = epoch;

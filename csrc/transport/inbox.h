@@ -20,6 +20,7 @@ struct InMessage {
   TransferPtr receiver;    // none: parked, or dropped
   bool is_direct = false;  // bytes go straight into the receiver's targets
   bool is_dropped = false;
+  std::optional<Error> error;  // why it was dropped, for a receive that still asks for it
   bool is_complete = false;
   std::vector<ReceivedPart> parts;
   std::size_t payload = 0;
@@ -38,8 +39,8 @@ class Inbox {
   bool withdraw(const TransferPtr& receive);
   // Decides where an arriving message goes; nullptr: leave it in the ring for now.
   InMessagePtr open(int source, const MessageHeader& header);
-  // A message lost its receiver: it waits for the next one that matches.
-  void park(const InMessagePtr& message);
+  // A message lost its receiver: gives the next one that matches, or parks the message.
+  TransferPtr rematch(const InMessagePtr& message);
 
   std::uint32_t epoch() const { return epoch_; }
   // Drops parked messages of earlier epochs; gives the receives that waited for them.
@@ -59,6 +60,7 @@ class Inbox {
   bool is_over_parking_limit() const { return parked_nbytes() > max_parked_nbytes_; }
 
  private:
+  TransferPtr take_posted(int source, const MessageKey& key);
   std::size_t parked_nbytes() const;
 
   const std::size_t max_parked_nbytes_;

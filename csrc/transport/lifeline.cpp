@@ -27,7 +27,15 @@ void Lifeline::send(ControlKind kind, std::uint64_t value, const std::string& te
 
 bool Lifeline::flush() {
   while (socket_ && !outgoing_.empty()) {
-    const SocketStatus status = send_message(socket_, outgoing_.front().bytes, outgoing_.front().fd);
+    SocketStatus status = SocketStatus::closed;
+    try {
+      status = send_message(socket_, outgoing_.front().bytes, outgoing_.front().fd);
+    } catch (const Error&) {
+      // A link whose control messages cannot be sent is no link: it ends as if the peer had gone.
+      outgoing_.clear();
+      socket_.reset();
+      return false;
+    }
     if (status == SocketStatus::would_block) return false;
     // A closed socket is noticed by receive(), after the peer's last messages have been read.
     outgoing_.pop_front();

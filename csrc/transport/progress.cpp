@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <ctime>
+#include <utility>
 
 namespace pipecomm {
 namespace {
@@ -68,9 +70,11 @@ void Progress::remove(const Pollable* pollable) {
 
 void Progress::exclusively(const std::function<void()>& action) {
   num_waiters_.fetch_add(1);  // the comm thread makes way
+  std::vector<std::shared_ptr<void>> dropped;
   try {
     const std::lock_guard lock(mutex_);
     action();
+    dropped.swap(to_drop_);
   } catch (...) {
     leave();
     throw;
@@ -82,11 +86,21 @@ bool Progress::poll_all() {
   bool moved = false;
   std::int64_t due = INT64_MAX;
   for (const auto& pollable : pollables_) {
-    moved |= pollable->poll();
+    moved |= poll_one(*pollable);
     due = std::min(due, pollable->next_due_ns());
   }
   due_ns_.store(due);
   return moved;
+}
+
+// What a link cannot handle by itself (no memory, say) must not end the process of the comm thread.
+bool Progress::poll_one(Pollable& pollable) {
+  try {
+    return pollable.poll();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "pipecomm: transfers are held up: %s\n", error.what());
+    return false;
+  }
 }
 
 void Progress::poll_all_sockets() {
@@ -95,10 +109,13 @@ void Progress::poll_all_sockets() {
 }
 
 bool Progress::poll_if_free(bool with_sockets) {
+  std::vector<std::shared_ptr<void>> dropped;  // outlives the lock
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return false;
   if (with_sockets || now_ns() - sockets_polled_ns_.load() > kSocketPeriodNs) poll_all_sockets();
-  return poll_all();
+  const bool moved = poll_all();
+  dropped.swap(to_drop_);
+  return moved;
 }
 
 std::int64_t Progress::sleep_limit_ns() const { return std::min(kMaxSleepNs, due_ns_.load() - now_ns()); }
@@ -142,12 +159,16 @@ bool Progress::wait_until(const std::function<bool()>& done, std::int64_t deadli
 void Progress::run() {
   ::pthread_setname_np(::pthread_self(), "pipecomm");
   ::prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);  // emulated arrivals are due to the microsecond
+  bool has_polled = false;
   while (true) {
     const std::uint32_t waiters = num_waiters_.load();
     if (waiters > 0) {
+      // A waiter that found the lock taken may have gone to sleep: what is left is its to poll.
+      if (std::exchange(has_polled, false)) kick();
       futex_wait_private(num_waiters_, waiters, std::chrono::nanoseconds(kMaxSleepNs));
       continue;
     }
+    has_polled = true;
     if (poll_if_free(false)) continue;
     const std::uint32_t seen = doorbell_.listen();
     if (poll_if_free(true)) {

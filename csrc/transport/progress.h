@@ -48,11 +48,14 @@ class Progress {
   bool wait_until(const std::function<bool()>& done, std::int64_t deadline_ns, const InterruptCheck& interrupt);
   // Runs `action` while nobody polls.
   void exclusively(const std::function<void()>& action);
+  // Drops an owner once the progress lock is free: its deleter may take other locks (Python's). Under the lock.
+  void drop_later(std::shared_ptr<void> owner) { to_drop_.push_back(std::move(owner)); }
 
  private:
   Progress();
   void run();
   bool poll_all();
+  bool poll_one(Pollable& pollable);
   void poll_all_sockets();
   bool poll_if_free(bool with_sockets);
   std::int64_t sleep_limit_ns() const;
@@ -61,6 +64,7 @@ class Progress {
   Doorbell doorbell_;
   std::mutex mutex_;                                  // guards pollables_ and all transfer state
   std::vector<std::shared_ptr<Pollable>> pollables_;  // guarded by mutex_
+  std::vector<std::shared_ptr<void>> to_drop_;        // guarded by mutex_
   std::atomic<std::int64_t> due_ns_{INT64_MAX};
   std::atomic<std::int64_t> sockets_polled_ns_{0};
   std::atomic<std::uint32_t> num_waiters_{0};

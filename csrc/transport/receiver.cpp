@@ -44,14 +44,20 @@ bool Receiver::pump(LinkCounters& counters, const std::function<void()>& wake_wr
   return num_taken > 0;
 }
 
-bool Receiver::is_drained() { return !ring_ || !ring_->front(); }
+bool Receiver::is_drained() {
+  try {
+    return !ring_ || !ring_->front();
+  } catch (const Error&) {
+    return true;  // pump() tells
+  }
+}
 
 bool Receiver::begin_part(const MessageHeader& header) {
   if (header.seq != next_seq_) {
     throw Error(ErrorKind::transport, "expected message part " + std::to_string(next_seq_) + "; got " +
                                           std::to_string(header.seq) + ": bytes of the channel were lost");
   }
-  if (header.part_index == 0) {
+  if (header.part_index == 0 && !message_) {
     message_ = inbox_.open(source_, header);
     if (!message_) return false;
   } else if (!message_ || message_->parts.size() != header.part_index || message_->num_parts != header.num_parts) {
@@ -80,7 +86,7 @@ void Receiver::prepare_target() {
   if (message_->is_dropped) return;
   const std::size_t index = message_->parts.size() - 1;
   if (message_->is_direct) {
-    if (fits_targets(*message_, index, header_.dtype, header_.shape)) {
+    if (fits_targets(*message_, index)) {
       target_ = static_cast<std::byte*>(message_->receiver->targets[index].data);
     }
     return;
@@ -94,19 +100,21 @@ void Receiver::prepare_target() {
   }
 }
 
-bool Receiver::fits_targets(InMessage& message, std::size_t index, DType dtype,
-                            const std::vector<std::int64_t>& shape) {
+bool Receiver::fits_targets(InMessage& message, std::size_t index) {
+  const ReceivedPart& part = message.parts[index];
   const auto& targets = message.receiver->targets;
-  const bool fits =
-      message.num_parts == targets.size() && targets[index].dtype == dtype && targets[index].shape == shape;
+  const bool fits = message.num_parts == targets.size() && !part.absent && targets[index].dtype == part.dtype &&
+                    targets[index].shape == part.shape;
   if (fits) return true;
-  const TensorView sent{nullptr, dtype, shape};
-  reject(message,
-         Error(ErrorKind::message_mismatch,
-               "expected " + describe_tensors(*message.receiver) + "; got " + std::to_string(message.num_parts) +
-                   " tensor(s), number " + std::to_string(index) + ": " + describe_tensor(dtype, shape) + " (" +
-                   std::to_string(sent.nbytes()) + " bytes) from rank " + std::to_string(source_) + " (" +
-                   describe_key(message.key) + "); receive into a tensor of the sender's dtype and size"));
+  const TensorView sent{nullptr, part.dtype, part.shape};
+  const std::string what =
+      part.absent ? "no tensor"
+                  : describe_tensor(part.dtype, part.shape) + " (" + std::to_string(sent.nbytes()) + " bytes)";
+  reject(message, Error(ErrorKind::message_mismatch, "expected " + describe_tensors(*message.receiver) + "; got " +
+                                                         std::to_string(message.num_parts) + " tensor(s), number " +
+                                                         std::to_string(index) + ": " + what + " from rank " +
+                                                         std::to_string(source_) + " (" + describe_key(message.key) +
+                                                         "); receive into a tensor of the sender's dtype and size"));
   return false;
 }
 
@@ -115,8 +123,9 @@ void Receiver::reject(InMessage& message, const Error& error) {
   if (message.receiver) message.receiver->fail(error);
   message.receiver.reset();
   message.is_dropped = true;
+  message.error = error;
   for (ReceivedPart& part : message.parts) part.block.reset();
-  target_ = nullptr;
+  if (&message == message_.get()) target_ = nullptr;
 }
 
 void Receiver::take_chunk(const std::byte* data, std::size_t nbytes) {
@@ -160,7 +169,7 @@ void Receiver::deliver(const InMessagePtr& message) {
   const TransferPtr receive = message->receiver;
   for (std::size_t i = 0; receive->has_targets && !message->is_direct && i < message->parts.size(); ++i) {
     ReceivedPart& part = message->parts[i];
-    if (!fits_targets(*message, i, part.dtype, part.shape)) return;
+    if (!fits_targets(*message, i)) return;
     const TensorView& target = receive->targets[i];
     if (target.nbytes() > 0) std::memcpy(target.data, part.block.data(), target.nbytes());
     part.block.reset();
@@ -173,8 +182,9 @@ void Receiver::deliver(const InMessagePtr& message) {
 }
 
 void Receiver::attach(const InMessagePtr& message, const TransferPtr& receive) {
-  message->receiver = receive;
   receive->set_peer(source_);
+  if (message->is_dropped) return receive->fail(*message->error);
+  message->receiver = receive;
   if (message->is_complete) deliver(message);
 }
 
@@ -190,12 +200,12 @@ void Receiver::detach(const TransferPtr& receive) {
       if (target_ == target.data) target_ = static_cast<std::byte*>(block.data());
       message_->parts[i].block = std::move(block);
     }
-  } catch (const Error&) {
+  } catch (const Error& error) {
     message_->is_dropped = true;
-    return;
+    message_->error = error;
   }
   message_->is_direct = false;
-  inbox_.park(message_);
+  if (const TransferPtr next = inbox_.rematch(message_)) attach(message_, next);
 }
 
 void Receiver::fail_current(const Error& error) {
@@ -203,6 +213,7 @@ void Receiver::fail_current(const Error& error) {
   if (message_->receiver) message_->receiver->fail(error);
   message_->receiver.reset();
   message_->is_dropped = true;
+  message_->error = error;
   target_ = nullptr;
 }
 

@@ -48,7 +48,7 @@ class Receiver {
   void end_part(LinkCounters& counters);
   void deliver(const InMessagePtr& message);
   void reject(InMessage& message, const Error& error);
-  bool fits_targets(InMessage& message, std::size_t index, DType dtype, const std::vector<std::int64_t>& shape);
+  bool fits_targets(InMessage& message, std::size_t index);
 
   const int source_;
   Inbox& inbox_;

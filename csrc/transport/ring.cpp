@@ -43,6 +43,12 @@ std::size_t checked_capacity(const Segment& segment) {
   return segment.nbytes() - kControlNbytes;
 }
 
+[[noreturn]] void refuse_record(std::size_t nbytes, std::uint64_t available) {
+  throw Error(ErrorKind::transport, "expected a record that lies inside the ring; got " + std::to_string(nbytes) +
+                                        " bytes with " + std::to_string(available) +
+                                        " available: the peer's process is damaged");
+}
+
 }  // namespace
 
 std::size_t ring_segment_nbytes(std::size_t capacity) { return kControlNbytes + capacity; }
@@ -53,7 +59,11 @@ RingWriter::RingWriter(Segment segment)
       data_(segment_.data() + kControlNbytes),
       capacity_(checked_capacity(segment_)) {}
 
-bool RingWriter::has_room(std::size_t needed) const { return capacity_ - (head_ - control_->tail.load()) >= needed; }
+bool RingWriter::has_room(std::size_t needed) const {
+  const std::uint64_t used = head_ - control_->tail.load();
+  if (used > capacity_) refuse_record(0, used);
+  return capacity_ - used >= needed;
+}
 
 std::byte* RingWriter::reserve(std::size_t nbytes) {
   const std::size_t needed = record_nbytes(nbytes);
@@ -78,19 +88,20 @@ void RingWriter::publish(const RecordInfo& info) {
   control_->head.store(head_);
 }
 
-RingReader::RingReader(Segment segment, std::size_t capacity)
+RingReader::RingReader(Segment segment)
     : segment_(std::move(segment)),
       control_(new (segment_.data()) RingControl{}),
       data_(segment_.data() + kControlNbytes),
-      capacity_(capacity) {}
+      capacity_(checked_capacity(segment_)) {}
 
 RingReader RingReader::create(std::size_t capacity) {
-  return RingReader(Segment::create(ring_segment_nbytes(capacity)), capacity);
+  return RingReader(Segment::create(ring_segment_nbytes(capacity)));
 }
 
 std::optional<RingReader::Record> RingReader::front() {
   const std::uint64_t available = control_->head.load() - tail_;
   if (available == 0) return std::nullopt;
+  if (available > capacity_) refuse_record(0, available);
   const std::size_t offset = tail_ % capacity_;
   const std::size_t left_before_end = capacity_ - offset;
   RecordPrefix prefix;
@@ -100,11 +111,7 @@ std::optional<RingReader::Record> RingReader::front() {
     return front();
   }
   const std::size_t whole = record_nbytes(prefix.nbytes);
-  if (available > capacity_ || whole > available || whole > left_before_end) {
-    throw Error(ErrorKind::transport, "expected a record that lies inside the ring; got " +
-                                          std::to_string(prefix.nbytes) + " bytes with " + std::to_string(available) +
-                                          " available: the peer's process is damaged");
-  }
+  if (whole > available || whole > left_before_end) refuse_record(prefix.nbytes, available);
   next_ = tail_ + whole;
   return Record{{prefix.nbytes, prefix.sent_ns, prefix.ready_ns}, data_ + offset + sizeof(prefix)};
 }

@@ -59,7 +59,7 @@ class PC_API RingReader {
   bool pop();
 
  private:
-  explicit RingReader(Segment segment, std::size_t capacity);
+  explicit RingReader(Segment segment);
 
   Segment segment_;
   RingControl* control_;

@@ -27,7 +27,7 @@ bool Sender::pump(LinkCounters& counters) {
     counters.payload_nbytes_sent += transfer->payload;
     counters.wire_nbytes_sent += transfer->wire;
     transfer->finish();
-    transfer->keepalive.reset();
+    transfer->release();
   }
   return num_written > 0;
 }
@@ -113,7 +113,7 @@ RecordInfo Sender::stamp(std::size_t nbytes) {
 
 void Sender::withdraw(const TransferPtr& transfer) {
   if (!queue_.empty() && queue_.front() == transfer && has_begun()) return;
-  if (std::erase(queue_, transfer) > 0) transfer->keepalive.reset();
+  if (std::erase(queue_, transfer) > 0) transfer->release();
 }
 
 bool Sender::complain(std::uint64_t seq, const Error& error) {

@@ -62,7 +62,7 @@ void Sender::fail_if(Predicate&& predicate, const Error& error, bool forget) {
     if (goes_on) {
       kept.push_back(transfer);
     } else {
-      transfer->keepalive.reset();
+      transfer->release();
     }
   }
   queue_ = std::move(kept);

@@ -34,15 +34,20 @@ Fd make_socket() {
 
 bool is_hangup(int code) { return code == EPIPE || code == ECONNRESET || code == ENOTCONN; }
 
+// The first descriptor of a message; any others are closed.
 Fd take_fd(msghdr& header) {
+  Fd first;
   for (cmsghdr* item = CMSG_FIRSTHDR(&header); item != nullptr; item = CMSG_NXTHDR(&header, item)) {
-    if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS || item->cmsg_len < CMSG_LEN(sizeof(int)))
-      continue;
-    int fd = -1;
-    std::memcpy(&fd, CMSG_DATA(item), sizeof(fd));
-    return Fd(fd);
+    if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (item->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(item) + i * sizeof(int), sizeof(fd));
+      Fd taken(fd);
+      if (!first) first = std::move(taken);
+    }
   }
-  return Fd();
+  return first;
 }
 
 }  // namespace

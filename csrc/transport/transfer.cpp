@@ -17,7 +17,7 @@ void TransferState::finish() {
   if (is_done()) return;
   error_ = complaint;
   clock.done_ns = now_ns();
-  keepalive.reset();
+  if (!is_send) release();
   is_done_.store(true, std::memory_order_release);
   Progress::instance().kick();
 }
@@ -25,10 +25,12 @@ void TransferState::finish() {
 void TransferState::fail(const Error& error) {
   if (is_done()) return;
   complaint = error;
-  // A send whose bytes are still being read keeps its tensors; its link drops them.
-  std::shared_ptr<void> kept = keepalive;
   finish();
-  if (is_send) keepalive = std::move(kept);
+}
+
+void TransferState::release() {
+  Progress::instance().drop_later(std::move(keepalive));
+  has_left_.store(true, std::memory_order_release);
 }
 
 void TransferState::wait(Nanoseconds timeout, const InterruptCheck& interrupt) {

@@ -19,6 +19,7 @@ class TransferState final : public Transfer, public std::enable_shared_from_this
   TransferState(int peer, MessageKey key, bool is_send, Cancel cancel);
 
   bool is_done() const override { return is_done_.load(std::memory_order_acquire); }
+  bool has_left() const override { return has_left_.load(std::memory_order_acquire); }
   std::optional<Error> error() const override;
   void wait(Nanoseconds timeout, const InterruptCheck& interrupt) override;
   int peer() const override { return peer_.load(); }
@@ -30,6 +31,8 @@ class TransferState final : public Transfer, public std::enable_shared_from_this
   // The rest is for those who move it, under the progress lock.
   void finish();
   void fail(const Error& error);
+  // The tensors are let go: nobody reads or writes them any more. finish() and fail() do so for a receive.
+  void release();
   void set_peer(int peer) { peer_.store(peer); }
 
   const MessageKey key;
@@ -48,6 +51,7 @@ class TransferState final : public Transfer, public std::enable_shared_from_this
  private:
   std::atomic<int> peer_;
   std::atomic<bool> is_done_{false};
+  std::atomic<bool> has_left_{false};
   std::optional<Error> error_;  // written before is_done_
   const Cancel cancel_;
 };

@@ -1,61 +1,12 @@
-// Two or three communicators inside one process: matching, order, timeouts, mismatches, aborts, partings.
+// What is sent arrives where it was asked for: sizes, matching, order, timeouts, mismatches.
 #include <array>
-#include <chrono>
+#include <atomic>
 #include <cstring>
-#include <numeric>
 #include <thread>
 #include <vector>
 
 #include "check.h"
-#include "transport/communicator.h"
-
-using namespace pipecomm;
-using namespace std::chrono_literals;
-
-namespace {
-
-using CommunicatorPtr = std::shared_ptr<Communicator>;
-using Floats = std::vector<float>;
-
-std::vector<CommunicatorPtr> connect_all(std::size_t size, const CommunicatorOptions& options = {}) {
-  std::vector<std::unique_ptr<Listener>> listeners;
-  std::vector<std::string> addresses;
-  for (std::size_t rank = 0; rank < size; ++rank) {
-    listeners.push_back(make_listener());
-    addresses.push_back(listeners.back()->address());
-  }
-  std::vector<CommunicatorPtr> made(size);
-  std::vector<std::thread> threads;
-  for (std::size_t rank = 0; rank < size; ++rank) {
-    threads.emplace_back(
-        [&, rank] { made[rank] = listeners[rank]->connect(static_cast<int>(rank), addresses, options, 10s); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return made;
-}
-
-TensorView view(Floats& values) { return {values.data(), DType::float32, {static_cast<std::int64_t>(values.size())}}; }
-
-SendPart part(Floats& values, const char* codec = "raw") { return {view(values), parse_codec(codec), false, false}; }
-
-Floats ramp(std::size_t count, float start = 0) {
-  Floats values(count);
-  std::iota(values.begin(), values.end(), start);
-  return values;
-}
-
-std::shared_ptr<Transfer> post_send(const CommunicatorPtr& from, int peer, Floats& values, MessageKey key = {}) {
-  return from->send(peer, key, {part(values)}, nullptr);
-}
-
-std::shared_ptr<Transfer> post_receive(const CommunicatorPtr& at, int peer, Floats& values, MessageKey key = {}) {
-  return at->receive(peer, key, {view(values)}, nullptr);
-}
-
-MessageKey tagged(std::int64_t tag) { return {tag, Direction::none, kNoMicrobatch, 0}; }
-MessageKey in_epoch(std::uint32_t epoch) { return {0, Direction::forward, 0, epoch}; }
-
-}  // namespace
+#include "communicators.h"
 
 TEST(message_arrives_whole_at_every_size) {
   auto ranks = connect_all(2);
@@ -226,70 +177,6 @@ TEST(emulated_link_takes_the_time_its_numbers_say) {
   CHECK(times.done_ns - times.started_ns > 69'000'000);
 }
 
-TEST(abort_ends_the_step_on_every_rank_and_the_next_one_works) {
-  auto ranks = connect_all(3);
-  Floats values(4, 1), got(4);
-  for (const auto& rank : ranks) rank->begin_epoch(1);
-  auto waiting = post_receive(ranks[1], 0, got, in_epoch(1));
-  post_send(ranks[0], 2, values, in_epoch(1));
-  ranks[0]->abort(1, "stage 0: ValueError: boom");
-  CHECK_ERROR(ErrorKind::stage_failed, "boom", waiting->wait(10s));
-  auto later = post_receive(ranks[2], 1, got, in_epoch(1));
-  CHECK_ERROR(ErrorKind::stage_failed, "boom", later->wait(10s));
-  for (const auto& rank : ranks) rank->begin_epoch(2);
-  values.assign(4, 2);
-  post_send(ranks[0], 2, values, in_epoch(2));
-  post_receive(ranks[2], 0, got, in_epoch(2))->wait(10s);
-  CHECK(got == values);
-}
-
-TEST(abort_of_a_step_not_yet_begun_here_waits_for_it) {
-  auto ranks = connect_all(2);
-  ranks[0]->begin_epoch(5);
-  ranks[0]->abort(5, "no data");
-  Floats got(4);
-  auto receive = post_receive(ranks[1], 0, got, in_epoch(5));
-  CHECK_ERROR(ErrorKind::stage_failed, "no data", receive->wait(10s));
-  CHECK(ranks[1]->aborted(5) == "no data");
-  CHECK(!ranks[1]->aborted(4));
-}
-
-TEST(messages_of_a_step_given_up_are_dropped) {
-  auto ranks = connect_all(2);
-  Floats old(200000, 1), fresh(4, 2), got(4);
-  post_send(ranks[0], 1, old, in_epoch(1));
-  post_send(ranks[0], 1, fresh, in_epoch(2));
-  ranks[1]->begin_epoch(2);
-  post_receive(ranks[1], 0, got, in_epoch(2))->wait(10s);
-  CHECK(got == fresh);
-}
-
-TEST(closing_ends_what_is_pending_on_both_sides) {
-  auto ranks = connect_all(2);
-  Floats got(4), large = ramp(8000000);
-  auto own = post_receive(ranks[0], 1, got);
-  auto peers = post_receive(ranks[1], 0, got);
-  auto leaving = post_send(ranks[0], 1, large, tagged(5));
-  ranks[0]->close();
-  CHECK_ERROR(ErrorKind::transport, "closed", own->wait(10s));
-  CHECK_ERROR(ErrorKind::transport, "closed", leaving->wait(10s));
-  CHECK_ERROR(ErrorKind::transport, "rank 0 has left", peers->wait(10s));
-  CHECK_ERROR(ErrorKind::transport, "closed", post_send(ranks[0], 1, got));
-  ranks[0]->close();
-}
-
-TEST(what_was_sent_before_closing_still_arrives) {
-  auto ranks = connect_all(2);
-  Floats values = ramp(1000), got(1000);
-  post_send(ranks[0], 1, values, tagged(1))->wait(10s);
-  post_send(ranks[0], 1, values, tagged(2))->wait(10s);
-  ranks[0].reset();
-  post_receive(ranks[1], 0, got, tagged(2))->wait(10s);
-  CHECK(got == values);
-  post_receive(ranks[1], 0, got, tagged(1))->wait(10s);
-  CHECK_ERROR(ErrorKind::transport, "has left", post_receive(ranks[1], 0, got, tagged(1))->wait(10s));
-}
-
 TEST(unknown_peers_and_oneself_are_refused) {
   auto ranks = connect_all(2);
   Floats values(4);
@@ -297,57 +184,6 @@ TEST(unknown_peers_and_oneself_are_refused) {
   CHECK_ERROR(ErrorKind::config, "from 0 to 1; got 2", post_send(ranks[0], 2, values));
   CHECK_ERROR(ErrorKind::config, "got -7", post_receive(ranks[0], -7, values));
   CHECK_ERROR(ErrorKind::tensor, "1 to 65535", ranks[0]->send(1, {}, {}, nullptr));
-}
-
-TEST(ranks_with_other_settings_refuse_each_other) {
-  auto first = make_listener(), second = make_listener();
-  const std::vector<std::string> addresses = {first->address(), second->address()};
-  CommunicatorOptions plain, quantized;
-  quantized.settings = "int4";
-  std::thread other([&] { CHECK_ERROR(ErrorKind::config, "int4", second->connect(1, addresses, quantized, 10s)); });
-  CHECK_ERROR(ErrorKind::config, "int4", first->connect(0, addresses, plain, 10s));
-  other.join();
-}
-
-TEST(rank_that_does_not_come_is_named) {
-  auto first = make_listener(), second = make_listener();
-  const std::vector<std::string> addresses = {first->address(), second->address()};
-  CHECK_ERROR(ErrorKind::link_timeout, "no answer from rank 1", first->connect(0, addresses, {}, 100ms));
-}
-
-TEST(rank_that_has_gone_is_named_at_once) {
-  auto first = make_listener(), second = make_listener();
-  const std::vector<std::string> addresses = {first->address(), second->address()};
-  first.reset();
-  CHECK_ERROR(ErrorKind::peer_lost, "rank 0 ended", second->connect(1, addresses, {}, 10s));
-}
-
-TEST(other_hosts_are_told_from_this_one) {
-  const std::string own = "boot|net|0|name|token";
-  CHECK(why_unreachable(own, own).empty());
-  CHECK(why_unreachable(own, "other|net|0|name|token").find("another host") != std::string::npos);
-  CHECK(why_unreachable(own, "boot|other|0|name|token").find("network namespace") != std::string::npos);
-  CHECK(why_unreachable(own, "boot|net|1|name|token").find("user id") != std::string::npos);
-  CHECK_ERROR(ErrorKind::transport, "five fields", why_unreachable(own, "nonsense"));
-}
-
-TEST(handle_outlives_its_communicator) {
-  auto ranks = connect_all(2);
-  Floats got(4);
-  auto receive = post_receive(ranks[0], 1, got);
-  ranks.clear();
-  CHECK_ERROR(ErrorKind::transport, "", receive->wait(10s));
-  CHECK(receive->is_done());
-}
-
-TEST(keepalive_is_dropped_when_the_tensors_have_left) {
-  auto ranks = connect_all(2);
-  Floats values(4), got(4);
-  auto owner = std::make_shared<int>(1);
-  ranks[0]->send(1, {}, {part(values)}, owner);
-  post_receive(ranks[1], 0, got)->wait(10s);
-  for (int round = 0; round < 1000 && owner.use_count() > 1; ++round) std::this_thread::sleep_for(1ms);
-  CHECK_EQ(owner.use_count(), 1L);
 }
 
 TEST(many_threads_share_one_communicator) {
@@ -387,6 +223,46 @@ TEST(wait_can_be_interrupted_and_the_receive_is_taken_back) {
   post_send(ranks[1], 0, values);
   post_receive(ranks[0], 1, next)->wait(10s);
   CHECK(next == values && got == Floats(4, -1));
+}
+
+TEST(parked_message_without_memory_is_an_error_of_the_receive_that_asks_for_it) {
+  CommunicatorOptions small;
+  small.pool = make_host_pool(2 << 20);
+  auto ranks = connect_all(2, small);
+  Floats large(800000, 1), got(4), target(800000);
+  auto other = post_receive(ranks[1], 0, got, tagged(1));
+  auto send = post_send(ranks[0], 1, large, tagged(2));
+  CHECK_ERROR(ErrorKind::link_timeout, "", other->wait(100ms));
+  CHECK_ERROR(ErrorKind::pool_exhausted, "", post_receive(ranks[1], 0, target, tagged(2))->wait(10s));
+}
+
+TEST(refusing_a_parked_message_leaves_the_one_under_way_whole) {
+  CommunicatorOptions slow;
+  slow.emulation.bytes_per_s = 40e6;
+  auto ranks = connect_all(2, slow);
+  Floats small(4, 1), large = ramp(1000000), got(large.size(), -1);
+  std::vector<std::int32_t> ints(4);
+  auto receive = post_receive(ranks[1], 0, got, tagged(1));
+  post_send(ranks[0], 1, small, tagged(2));
+  auto send = post_send(ranks[0], 1, large, tagged(1));
+  std::this_thread::sleep_for(30ms);
+  CHECK_ERROR(ErrorKind::message_mismatch, "int32",
+              ranks[1]->receive(0, tagged(2), {{ints.data(), DType::int32, {4}}}, nullptr)->wait(10s));
+  receive->wait(10s);
+  CHECK(got == large);
+}
+
+TEST(message_half_received_at_a_timeout_goes_to_a_receive_that_is_posted_already) {
+  CommunicatorOptions slow;
+  slow.emulation.bytes_per_s = 20e6;
+  auto ranks = connect_all(2, slow);
+  Floats sent = ramp(1000000), first(sent.size()), next(sent.size());
+  auto early = post_receive(ranks[1], 0, first);
+  auto later = post_receive(ranks[1], 0, next);
+  post_send(ranks[0], 1, sent);
+  CHECK_ERROR(ErrorKind::link_timeout, "", early->wait(60ms));
+  later->wait(10s);
+  CHECK(next == sent);
 }
 
 CHECK_MAIN()

@@ -1,0 +1,60 @@
+// Ranks as communicators of one process, and short ways to send floats between them.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "transport/communicator.h"
+
+using namespace pipecomm;
+using namespace std::chrono_literals;
+
+using CommunicatorPtr = std::shared_ptr<Communicator>;
+using Floats = std::vector<float>;
+
+inline std::vector<CommunicatorPtr> connect_all(std::size_t size, const CommunicatorOptions& options = {}) {
+  std::vector<std::unique_ptr<Listener>> listeners;
+  std::vector<std::string> addresses;
+  for (std::size_t rank = 0; rank < size; ++rank) {
+    listeners.push_back(make_listener());
+    addresses.push_back(listeners.back()->address());
+  }
+  std::vector<CommunicatorPtr> made(size);
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < size; ++rank) {
+    threads.emplace_back(
+        [&, rank] { made[rank] = listeners[rank]->connect(static_cast<int>(rank), addresses, options, 10s); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return made;
+}
+
+inline TensorView view(Floats& values) {
+  return {values.data(), DType::float32, {static_cast<std::int64_t>(values.size())}};
+}
+
+inline SendPart part(Floats& values, const char* codec = "raw") {
+  return {view(values), parse_codec(codec), false, false};
+}
+
+inline Floats ramp(std::size_t count, float start = 0) {
+  Floats values(count);
+  std::iota(values.begin(), values.end(), start);
+  return values;
+}
+
+inline std::shared_ptr<Transfer> post_send(const CommunicatorPtr& from, int peer, Floats& values, MessageKey key = {}) {
+  return from->send(peer, key, {part(values)}, nullptr);
+}
+
+inline std::shared_ptr<Transfer> post_receive(const CommunicatorPtr& at, int peer, Floats& values,
+                                              MessageKey key = {}) {
+  return at->receive(peer, key, {view(values)}, nullptr);
+}
+
+inline MessageKey tagged(std::int64_t tag) { return {tag, Direction::none, kNoMicrobatch, 0}; }
+inline MessageKey in_epoch(std::uint32_t epoch) { return {0, Direction::forward, 0, epoch}; }
