@@ -51,7 +51,7 @@ distclean: clean ## Remove .venv too
 comma := ,
 # $(1) build folder, $(2) sanitizers
 define run_cpp_tests
-	$(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" -DPIPECOMM_CUDA=off \
+	$(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN)/ninja)" -DPIPECOMM_CUDA=off \
 	  -DPIPECOMM_BUILD_PYTHON=OFF -DPIPECOMM_BUILD_TESTS=ON -DPIPECOMM_SANITIZE=$(2)
 	$(BIN)/cmake --build $(1)
 	$(BIN)/ctest --test-dir $(1) --output-on-failure --timeout 120
