@@ -138,6 +138,8 @@ TEST(failed_send_keeps_its_tensors_until_its_bytes_have_left) {
   CHECK(send->has_left());
   for (int round = 0; round < 1000 && owner.use_count() > 1; ++round) std::this_thread::sleep_for(1ms);
   CHECK_EQ(owner.use_count(), 1L);
+  receive->wait(10s);
+  CHECK(got == large);
 }
 
 TEST(parked_message_that_will_not_be_whole_is_an_error_and_not_a_wait) {
