@@ -93,7 +93,7 @@ def init_works_again_after_destroy(rank: int, size: int, store_path: str) -> Non
     store = dist.FileStore(store_path, size)
     for cycle in range(5):
         if cycle == 2 and rank == 1:
-            time.sleep(0.5)  # The slow rank of C096.
+            time.sleep(0.5)
         dist.init_process_group(
             "pipecomm", rank=rank, world_size=size, store=dist.PrefixStore(str(cycle), store)
         )
