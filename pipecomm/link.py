@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from pipecomm.codec import Codec
-from pipecomm.errors import NotBuiltError, StageFailedError
+from pipecomm.errors import ConfigError, NotBuiltError, StageFailedError
 from pipecomm.memory import MemoryPool, default_pool, tensor_from_block
-from pipecomm.rendezvous import Store, connect
+from pipecomm.rendezvous import Store, announce, connect
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["LinkCounters", "LinkEmulation", "Links", "Transfer"]
+__all__ = ["LinkCounters", "LinkEmulation", "Links", "Transfer", "announce"]
 
 Direction = Literal["forward", "backward"]
 
@@ -31,6 +32,12 @@ class LinkEmulation:
 
     mbps: float = 0.0
     latency_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("mbps", "latency_ms"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+                raise ConfigError(f"{name}: expected a number of at least 0; got {value!r}")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pipecomm.codec import Codec
 from pipecomm.errors import ConfigError, PipecommError, StageFailedError
 from pipecomm.loss import LossFn, Reduction, StepLoss, loss_weights
 from pipecomm.microbatch import split_step
-from pipecomm.place import connect_stages, find_place
+from pipecomm.place import announce_failure, connect_stages, find_place
 from pipecomm.remote_error import describe, with_builtin_class
 from pipecomm.schedule import Action, Schedule, build, with_communication
 from pipecomm.stage import Stage, warm_up_backward
@@ -77,28 +77,33 @@ class Pipeline:
         emulation: LinkEmulation | None = None,
         pool: MemoryPool | None = None,
     ) -> None:
-        if loss_reduction not in get_args(Reduction):
-            raise ConfigError(f'expected loss_reduction "mean" or "sum"; got {loss_reduction!r}')
-        self._codecs: dict[Direction, Codec] = {
-            "forward": Codec.parse(codec),
-            "backward": Codec.parse(grad_codec),
-        }
         rank, size = find_place(process_group, num_stages)
-        plan = _plan(schedule, size, num_microbatches)
+        self._links: Links | None = None
+        try:
+            _check_arguments(stage, loss_fn, loss_reduction, timeout_s)
+            self._codecs: dict[Direction, Codec] = {
+                "forward": Codec.parse(codec),
+                "backward": Codec.parse(grad_codec),
+            }
+            plan = _plan(schedule, size, num_microbatches)
+        except Exception as error:
+            announce_failure(process_group, rank, size, error)
+            raise
         self.num_microbatches = plan.num_microbatches
         self._actions = with_communication(plan)[rank]
         self._stage = Stage(stage, rank, size)
         self._loss_fn = loss_fn
         self._loss_reduction: Reduction = loss_reduction
         self._num_steps = 0
-        self._links: Links | None = None
+        self._is_closed = False
         if size > 1:
             warm_up_backward()
+            codecs = f"codecs {self._codecs['forward'].name} and {self._codecs['backward'].name}"
             self._links = connect_stages(
                 process_group,
                 rank,
                 size,
-                settings=f"schedule {plan.name} with {plan.num_microbatches} microbatches",
+                settings=f"schedule {plan.name}, {plan.num_microbatches} microbatches, {codecs}",
                 timeout_s=timeout_s,
                 emulation=emulation,
                 pool=pool,
@@ -159,6 +164,7 @@ class Pipeline:
 
     def close(self) -> None:
         """Disconnect from the other ranks. Idempotent; no step can run afterwards."""
+        self._is_closed = True
         if self._links is not None:
             self._links.close()
 
@@ -183,6 +189,8 @@ class Pipeline:
         return_outputs: bool,
     ) -> StepResult:
         """One step, training if gradients are enabled. Whatever is raised ends it on every rank."""
+        if self._is_closed:
+            raise ConfigError("expected an open pipeline; got one that has been closed")
         self._num_steps += 1
         step: Step | None = None
         try:
@@ -234,10 +242,23 @@ class Pipeline:
         return describe(error, where)
 
 
+def _check_arguments(stage: Any, loss_fn: Any, loss_reduction: Any, timeout_s: Any) -> None:
+    if not isinstance(stage, nn.Module):
+        raise ConfigError(f"expected an nn.Module as stage; got {type(stage).__name__}")
+    if loss_fn is not None and not callable(loss_fn):
+        raise ConfigError(f"expected a function as loss_fn; got {loss_fn!r}")
+    if loss_reduction not in get_args(Reduction):
+        raise ConfigError(f'expected loss_reduction "mean" or "sum"; got {loss_reduction!r}')
+    if not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
+        raise ConfigError(f"expected timeout_s of more than 0 s; got {timeout_s!r}")
+
+
 def _plan(schedule: str | Schedule, num_stages: int, num_microbatches: int) -> Schedule:
     """The checked schedule, with stage k on rank k."""
     if isinstance(schedule, str):
         return build(schedule, num_stages, num_microbatches)
+    if not isinstance(schedule, Schedule):
+        raise ConfigError(f"expected the name of a schedule or a Schedule; got {schedule!r}")
     if schedule.num_stages != num_stages or len(schedule.ranks) != num_stages:
         raise ConfigError(
             f"expected a schedule of {num_stages} stages on {num_stages} ranks; got "

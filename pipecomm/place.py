@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from pipecomm.errors import ConfigError, LinkTimeoutError
-from pipecomm.link import LinkEmulation, Links
+from pipecomm.link import LinkEmulation, Links, announce
 
 if TYPE_CHECKING:
     from pipecomm.memory import MemoryPool
     from pipecomm.rendezvous import Store
 
-__all__ = ["connect_stages", "find_place"]
+__all__ = ["announce_failure", "connect_stages", "find_place"]
 
 _POLL_S = 0.002
 
@@ -67,6 +67,15 @@ def connect_stages(
         links.close()
         raise
     return links
+
+
+def announce_failure(
+    process_group: dist.ProcessGroup | None, rank: int, size: int, error: Exception
+) -> None:
+    """Tell the ranks that connect, or will, that this one does not: they raise StageFailedError."""
+    if size > 1:
+        text = f"rank {rank} cannot make its pipeline: {type(error).__name__}: {error}"
+        announce(_store(process_group), text)
 
 
 def _store(process_group: dist.ProcessGroup | None) -> Store:

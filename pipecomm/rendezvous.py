@@ -6,14 +6,15 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipecomm._native import core
-from pipecomm.errors import LinkTimeoutError, TransportError
+from pipecomm.errors import ConfigError, LinkTimeoutError, StageFailedError, TransportError
 
 if TYPE_CHECKING:
     from pipecomm.memory import MemoryPool
 
-__all__ = ["Store", "UnreachableError", "connect"]
+__all__ = ["Store", "UnreachableError", "announce", "connect"]
 
 _POLL_S = 0.005
+_FAILED = "pipecomm/failed"
 
 
 class UnreachableError(TransportError):
@@ -26,6 +27,11 @@ class Store(Protocol):
     def set(self, key: str, value: str) -> Any: ...
     def get(self, key: str) -> bytes: ...
     def check(self, keys: list[str]) -> bool: ...
+
+
+def announce(store: Store, text: str) -> None:
+    """Tell whoever connects through `store` that this rank will not: they raise StageFailedError."""
+    store.set(_FAILED, text)
 
 
 def connect(
@@ -45,9 +51,12 @@ def connect(
     `name` is shown in errors and must be the same everywhere, as must `settings`. Keys in
     `store` start with "pipecomm/"; give each group a store of its own (PrefixStore).
     Returns a `_core.Communicator`. Raises LinkTimeoutError that names the missing ranks,
-    ConfigError when ranks differ in size, version or settings, PeerLostError when one dies
+    ConfigError when ranks differ in size, version or settings, or for a timeout that is not
+    positive, StageFailedError when a rank has announced that it will not come, PeerLostError when one dies
     meanwhile, UnreachableError when some cannot be reached through shared memory.
     """
+    if not timeout_s > 0:
+        raise ConfigError(f"expected a timeout of more than 0 s; got {timeout_s}")
     deadline = time.monotonic() + timeout_s
     listener = core.Listener()
     addresses = [listener.address]
@@ -83,8 +92,12 @@ def _collect(
 ) -> list[str]:
     keys = [f"pipecomm/{peer}" for peer in range(size)]
     while not store.check(keys):
+        if store.check([_FAILED]):
+            raise StageFailedError(store.get(_FAILED).decode())
+        missing = ""
         if time.monotonic() > deadline:
             missing = ", ".join(str(peer) for peer in range(size) if not store.check([keys[peer]]))
+        if missing:
             raise LinkTimeoutError(
                 f"expected all {size} ranks to start within {timeout_s:g} s; got nothing from "
                 f"rank {missing}; where: rank {rank}, process group '{name}'; check that it "

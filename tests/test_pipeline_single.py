@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from pipecomm.errors import ConfigError
+from pipecomm.link import LinkEmulation
 from pipecomm.pipeline import Pipeline
 from pipecomm.schedule import build
 from tests.pipeline_cases import (
@@ -100,3 +101,36 @@ def test_loss_that_is_no_scalar_tensor_is_refused(loss: Any) -> None:
         pytest.raises(TypeError, match="loss_fn"),
     ):
         pipeline.train_step(rows(2), rows(2))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"stage": None}, "nn.Module"),
+        ({"stage": lambda x: x}, "nn.Module"),
+        ({"loss_fn": "mse"}, "loss_fn"),
+        ({"loss_reduction": "max"}, "mean"),
+        ({"schedule": None}, "schedule"),
+        ({"timeout_s": 0}, "more than 0"),
+        ({"timeout_s": float("nan")}, "more than 0"),
+        ({"timeout_s": "5"}, "more than 0"),
+    ],
+)
+def test_argument_of_the_wrong_kind_is_refused_at_construction(
+    options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Pipeline(**{"stage": torch.nn.Linear(2, 2), **options})
+
+
+def test_step_after_close_says_that_the_pipeline_is_closed() -> None:
+    pipeline = Pipeline(torch.nn.Linear(2, 2))
+    pipeline.close()
+    with pytest.raises(ConfigError, match="closed"):
+        pipeline.eval_step(torch.ones(1, 2))
+
+
+@pytest.mark.parametrize("options", [{"mbps": -1}, {"latency_ms": float("nan")}, {"mbps": "x"}])
+def test_emulated_link_of_impossible_numbers_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="at least 0"):
+        LinkEmulation(**options)
