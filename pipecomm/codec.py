@@ -105,6 +105,9 @@ class Codec:
             self._run("codec_decode", target, wire.data_ptr(), target.data_ptr())
         if target is not plain:
             plain.copy_(target)
+        if not out.is_inference():
+            # Autograd must notice that a tensor it has saved has changed.
+            torch.autograd.graph.increment_version(out)
         return out
 
     def _check_dtype(self, dtype: torch.dtype) -> None:
@@ -156,3 +159,15 @@ def _check_wire(wire: torch.Tensor, nbytes: int, tensor: torch.Tensor, name: str
         raise TensorError(f"{name}: expected a tensor on {tensor.device}; got {got}")
     if wire.numel() != nbytes:
         raise TensorError(f"{name}: expected {nbytes} bytes for {what}; got {wire.numel()}")
+    (low, end), (other_low, other_end) = _extent(wire), _extent(tensor)
+    if low < other_end and other_low < end:
+        raise TensorError(f"{name}: expected memory of its own; got a part of the tensor's")
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """First address and the one after the last that the tensor's elements take; equal for none."""
+    start = tensor.data_ptr()
+    if tensor.numel() == 0:
+        return start, start
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * tensor.element_size()

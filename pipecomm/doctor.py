@@ -207,8 +207,8 @@ def _same_host() -> str:
 
 def _other_host() -> str:
     raise _MissingPartError(
-        "shared memory does not reach them: a process group or pipeline with such a peer ends "
-        "with an error that says why; use the gloo or nccl backend there"
+        "shared memory does not reach them: a pipeline with such a peer ends with an error that "
+        "says why; the backend's sends and receives go through gloo, without a codec",
     )
 
 

@@ -30,7 +30,7 @@ class Store(Protocol):
 
 
 def announce(store: Store, text: str) -> None:
-    """Tell whoever connects through `store` that this rank will not: they raise StageFailedError."""
+    """Tell those who connect through `store` that this rank will not; they raise `text`."""
     store.set(_FAILED, text)
 
 
@@ -52,8 +52,8 @@ def connect(
     `store` start with "pipecomm/"; give each group a store of its own (PrefixStore).
     Returns a `_core.Communicator`. Raises LinkTimeoutError that names the missing ranks,
     ConfigError when ranks differ in size, version or settings, or for a timeout that is not
-    positive, StageFailedError when a rank has announced that it will not come, PeerLostError when one dies
-    meanwhile, UnreachableError when some cannot be reached through shared memory.
+    positive, StageFailedError when a rank has announced that it will not come, PeerLostError
+    when one dies meanwhile, UnreachableError when some cannot be reached through shared memory.
     """
     if not timeout_s > 0:
         raise ConfigError(f"expected a timeout of more than 0 s; got {timeout_s}")

@@ -287,3 +287,26 @@ def test_wire_is_a_fraction_of_the_tensor_and_tiny_tensors_stay_tiny() -> None:
     assert Codec("int4").wire_nbytes(shape, torch.bfloat16) == 0.3125 * raw
     for name in QUANTIZING:
         assert Codec(name).wire_nbytes((5,), torch.bfloat16) <= 10 + 64
+
+
+@pytest.mark.parametrize("name", ["raw", "int8", "int4"])
+def test_decoding_into_a_tensor_that_autograd_saved_is_noticed(name: str) -> None:
+    codec = Codec(name)
+    leaf = torch.ones(4, 32, requires_grad=True)
+    saved = leaf * 2
+    loss = (saved * saved).sum()
+    codec.decode(codec.encode(torch.zeros(4, 32)), saved)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("name", ["raw", "int8", "int4"])
+def test_wire_that_lies_in_the_tensor_is_refused(name: str) -> None:
+    codec = Codec(name)
+    memory = torch.zeros(4 * 64 * 4, dtype=torch.uint8)
+    out = memory.view(torch.float32).view(4, 64)
+    nbytes = codec.wire_nbytes(out.shape, out.dtype)
+    with pytest.raises(TensorError, match="memory of its own"):
+        codec.decode(memory[:nbytes], out)
+    with pytest.raises(TensorError, match="memory of its own"):
+        codec.encode(out, out=memory[:nbytes])
