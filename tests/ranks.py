@@ -1,8 +1,11 @@
-"""Runs a function in several fresh processes, with a hard time limit and every traceback shown."""
+"""Runs a function in several fresh processes, with a hard time limit and every traceback shown.
+
+The processes are forked from a server that has imported torch and nothing else has happened in:
+a rank starts in milliseconds, not in the seconds that the import takes.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import multiprocessing
 import os
@@ -18,6 +21,8 @@ __all__ = ["RankFailure", "run_ranks", "spawn_ranks"]
 
 # Given to a rank to print its stacks before it is killed.
 _GRACE_S = 1.0
+# What the server imports before it forks.
+_PRELOADED = ["torch", "torch.distributed", "pipecomm"]
 
 
 class RankFailure(AssertionError):
@@ -25,9 +30,18 @@ class RankFailure(AssertionError):
 
 
 def _child(
-    connection: Connection, fn: Callable[..., Any], rank: int, size: int, store_path: str, args: Any
+    connection: Connection,
+    fn: Callable[..., Any],
+    rank: int,
+    size: int,
+    store_path: str,
+    env: Mapping[str, str],
+    args: Any,
 ) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    # The server's environment is that of its first use.
+    os.environ.clear()
+    os.environ.update(env)
     try:
         import torch
 
@@ -51,14 +65,18 @@ def run_ranks(
     An outcome is ("ok", result), ("raised", (repr, traceback)), ("died", exitcode) or
     ("hung", seconds). Never raises for what a rank does.
     """
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
     outcomes: list[tuple[str, Any]] = [("hung", timeout_s)] * size
-    with tempfile.TemporaryDirectory() as folder, _environment(env or {}):
+    with tempfile.TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(size)]
         store_path = os.path.join(folder, "store")
         processes = [
             context.Process(
-                target=_child, args=(pipes[r][1], fn, r, size, store_path, args), daemon=True
+                target=_child,
+                args=(pipes[r][1], fn, r, size, store_path, environment, args),
+                daemon=True,
             )
             for r in range(size)
         ]
@@ -111,14 +129,3 @@ def _stop(processes: list[Any]) -> None:
             process.join(_GRACE_S)
             process.kill()
             process.join()
-
-
-@contextlib.contextmanager
-def _environment(extra: Mapping[str, str]) -> Any:
-    before = dict(os.environ)
-    os.environ.update({"OMP_NUM_THREADS": "1", **extra})
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
