@@ -23,6 +23,7 @@ __all__ = ["LinkCounters", "LinkEmulation", "Links", "Transfer", "announce"]
 Direction = Literal["forward", "backward"]
 
 _RAW = "raw"
+_MAX_PLAN_NBYTES = 1000
 _QUANTIZABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -56,24 +57,41 @@ class Transfer:
     """A message on its way. Times are seconds of time.monotonic(), 0.0 while not yet reached."""
 
     def __init__(
-        self, core_transfer: Any, timeout_s: float, leaving: list[Tensor] | None = None
+        self,
+        core_transfer: Any,
+        timeout_s: float,
+        leaving: list[Tensor] | None = None,
+        plan: str = "",
     ) -> None:
         self._core = core_transfer
         self._timeout_s = timeout_s
         self._leaving = leaving
+        # What the sender says that it runs; the message ends with it.
+        self._plan = plan
 
     def wait(self) -> list[Tensor | None]:
         """Block until done; give the received tensors (none for a send), once.
 
         Received tensors own memory of the pool and are leaves whose requires_grad is the
         sender's; None stands for a gradient that does not exist. Raises LinkTimeoutError,
-        PeerLostError, StageFailedError, MessageMismatchError or TransportError. The GIL is
-        released while waiting.
+        PeerLostError, StageFailedError, MessageMismatchError or TransportError; ConfigError when
+        the sender runs another plan. The GIL is released while waiting.
         """
         self._core.wait(self._timeout_s)
         if self._leaving is not None:
             self._leaving.clear()
-        return [_to_tensor(*part) for part in self._core.take_parts()]
+        tensors = [_to_tensor(*part) for part in self._core.take_parts()]
+        if self._plan and self._leaving is None:
+            self._check_plan(tensors.pop() if tensors else None)
+        return tensors
+
+    def _check_plan(self, sent: Tensor | None) -> None:
+        theirs = "something else" if sent is None else _plan_of(sent)
+        if theirs != self._plan:
+            raise ConfigError(
+                f"expected every rank to run the same; got {self._plan} on this rank and "
+                f"{theirs} on rank {self._core.peer}"
+            )
 
     @property
     def is_done(self) -> bool:
@@ -81,7 +99,8 @@ class Transfer:
 
     @property
     def payload_nbytes(self) -> int:
-        return int(self._core.payload_nbytes)
+        """Bytes of the tensors given to send."""
+        return int(self._core.payload_nbytes) - len(self._plan.encode())
 
     @property
     def wire_nbytes(self) -> int:
@@ -107,6 +126,7 @@ class Links:
         self._core = communicator
         self._timeout_s = timeout_s
         self._step = 0
+        self._plan = ""
         self._leaving: deque[tuple[Any, list[Tensor]]] = deque()
         communicator.set_fail_together(True)
 
@@ -147,12 +167,15 @@ class Links:
     def size(self) -> int:
         return int(self._core.size)
 
-    def begin_step(self, step: int) -> None:
+    def begin_step(self, step: int, plan: str = "") -> None:
         """Drop what is left of earlier steps. All ranks count steps alike, from 1.
 
-        Raises StageFailedError when another rank has given up this step already.
+        `plan` says in words what this rank runs; messages of microbatch 0 carry it, and a rank
+        that runs another raises ConfigError. Raises StageFailedError when another rank has
+        given up this step already.
         """
         self._step = step
+        self._plan = plan
         self._core.begin_epoch(step)
         self._reap()
         text = self._core.aborted(step)
@@ -176,12 +199,14 @@ class Links:
         """
         self._reap()
         kept: list[Tensor] = []
-        parts = [_to_part(tensor, codec, kept) for tensor in tensors]
+        plan = self._plan if microbatch == 0 else ""
+        carried = [*tensors, _plan_tensor(plan)] if plan else tensors
+        parts = [_to_part(tensor, codec, kept) for tensor in carried]
         transfer = self._core.send(
             peer, parts, direction=direction, microbatch=microbatch, epoch=self._step
         )
         self._leaving.append((transfer, kept))
-        return Transfer(transfer, self._timeout_s, kept)
+        return Transfer(transfer, self._timeout_s, kept, plan)
 
     def receive(self, peer: int, *, direction: Direction, microbatch: int) -> Transfer:
         """Post a receive of whatever message comes for (direction, microbatch) of this step."""
@@ -189,7 +214,33 @@ class Links:
         transfer = self._core.receive(
             peer, direction=direction, microbatch=microbatch, epoch=self._step
         )
-        return Transfer(transfer, self._timeout_s)
+        plan = self._plan if microbatch == 0 else ""
+        return Transfer(transfer, self._timeout_s, plan=plan)
+
+    def gather(self, value: Tensor) -> list[Tensor]:
+        """Every rank's `value`, in rank order, on every rank; all have one shape and dtype.
+
+        It goes up through all ranks and back, as microbatch 0, and passes bit-exact. Between
+        begin_step() and the next one, this replaces sends and receives. Errors as in
+        Transfer.wait.
+        """
+        values = value.unsqueeze(0)
+        if self.rank > 0:
+            values = torch.cat([self._receive_one(self.rank - 1, "forward"), values])
+        if self.rank < self.size - 1:
+            self._send_one(self.rank + 1, values, "forward")
+            values = self._receive_one(self.rank + 1, "backward")
+        if self.rank > 0:
+            self._send_one(self.rank - 1, values, "backward")
+        return list(values)
+
+    def _send_one(self, peer: int, value: Tensor, direction: Direction) -> None:
+        self.send(peer, [value], direction=direction, microbatch=0, codec=Codec(_RAW)).wait()
+
+    def _receive_one(self, peer: int, direction: Direction) -> Tensor:
+        (tensor,) = self.receive(peer, direction=direction, microbatch=0).wait()
+        assert tensor is not None
+        return tensor
 
     def abort(self, text: str) -> None:
         """Give up this step: the transfers of every rank raise StageFailedError with `text`."""
@@ -212,6 +263,17 @@ class Links:
     def _reap(self) -> None:
         while self._leaving and self._leaving[0][0].has_left:
             self._leaving.popleft()
+
+
+def _plan_tensor(plan: str) -> Tensor:
+    return torch.frombuffer(bytearray(plan.encode()), dtype=torch.uint8)
+
+
+def _plan_of(sent: Tensor) -> str:
+    """The plan a peer sent, or some words for what is none: it may run another version."""
+    if sent.dtype != torch.uint8 or sent.dim() != 1 or sent.numel() > _MAX_PLAN_NBYTES:
+        return "something else"
+    return bytes(sent.tolist()).decode(errors="replace")
 
 
 def _to_part(

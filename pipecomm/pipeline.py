@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, get_args
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from pipecomm.codec import Codec
 from pipecomm.errors import ConfigError, PipecommError, StageFailedError
+from pipecomm.grad_norm import clip_grad_norm
 from pipecomm.loss import LossFn, Reduction, StepLoss, loss_weights
 from pipecomm.microbatch import split_step
 from pipecomm.place import announce_failure, connect_stages, find_place
@@ -162,6 +163,21 @@ class Pipeline:
         with torch.no_grad():
             return self._run(number, inputs, targets, kwargs, None, return_outputs)
 
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> float:
+        """Clip the gradients of all stages by their common norm; every rank calls this.
+
+        Returns the norm before clipping, the same bits on every rank: sum over all stages of
+        |g|^p, to the power 1/p, with p = `norm_type`; infinity takes the largest |g|. Where it
+        is larger than `max_norm`, every gradient is scaled in place by max_norm / norm. A stage
+        without gradients counts 0. A norm that is not finite scales nothing: test it, and leave
+        out the optimizer's step, on every rank alike.
+
+        Raises ConfigError for max_norm < 0 and norm_type <= 0; errors travel as in train_step.
+        """
+        with self._shared_step(f"clip_grad_norm_ with norm_type={norm_type}"):
+            gather = _alone if self._links is None else self._links.gather
+            return clip_grad_norm(self._stage.module.parameters(), max_norm, norm_type, gather)
+
     def close(self) -> None:
         """Disconnect from the other ranks. Idempotent; no step can run afterwards."""
         self._is_closed = True
@@ -188,14 +204,9 @@ class Pipeline:
         loss_divisor: float | Tensor | None,
         return_outputs: bool,
     ) -> StepResult:
-        """One step, training if gradients are enabled. Whatever is raised ends it on every rank."""
-        if self._is_closed:
-            raise ConfigError("expected an open pipeline; got one that has been closed")
-        self._num_steps += 1
-        step: Step | None = None
-        try:
-            if self._links is not None:
-                self._links.begin_step(self._num_steps)
+        """One step, training if gradients are enabled."""
+        method = "train_step" if torch.is_grad_enabled() else "eval_step"
+        with self._shared_step(f"{method} with num_microbatches={num_microbatches}") as running:
             actions = self._actions_for(num_microbatches)
             data = split_step(
                 inputs, targets, kwargs, num_microbatches, takes_inputs=self._stage.is_first
@@ -207,14 +218,31 @@ class Pipeline:
                 keep_outputs=return_outputs and self._stage.is_last,
             )
             step = Step(self._stage, self._links, self._codecs, data, loss)
+            running.append(step)
             step.run(actions)
             return StepResult(loss.total(), loss.outputs(), step.stats)
+
+    @contextlib.contextmanager
+    def _shared_step(self, plan: str) -> Iterator[list[Step]]:
+        """What all ranks do together: whatever is raised inside ends it on every rank.
+
+        `plan` must be the same on every rank. The block puts the Step that runs, if any, into
+        the list it is given.
+        """
+        if self._is_closed:
+            raise ConfigError("expected an open pipeline; got one that has been closed")
+        self._num_steps += 1
+        running: list[Step] = []
+        try:
+            if self._links is not None:
+                self._links.begin_step(self._num_steps, plan)
+            yield running
         except StageFailedError as error:
             # Passed on: this rank may be gone before the failed one's own word is everywhere.
             self._abort(str(error))
             raise with_builtin_class(error, _WHERE) from None
         except BaseException as error:
-            self._abort(self._explain(error, step.current if step else None))
+            self._abort(self._explain(error, running[-1].current if running else None))
             raise
         finally:
             self._stage.forget()
@@ -240,6 +268,10 @@ class Pipeline:
         if hasattr(error, "add_note"):
             error.add_note(f"pipecomm: in {where}")
         return describe(error, where)
+
+
+def _alone(value: Tensor) -> list[Tensor]:
+    return [value]
 
 
 def _check_arguments(stage: Any, loss_fn: Any, loss_reduction: Any, timeout_s: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -254,6 +255,58 @@ def slow_stage(rank: int, size: int) -> Outcome:
     return step_outcome(stages[rank], rows(8), rows(8), timeout_s=0.5)
 
 
+CALLS: dict[str, Callable[[Pipeline], Any]] = {
+    "train_step with num_microbatches=8": lambda p: p.train_step(rows(8), rows(8)),
+    "eval_step with num_microbatches=8": lambda p: p.eval_step(rows(8), rows(8)),
+    "eval_step with num_microbatches=2": lambda p: p.eval_step(
+        rows(8), rows(8), num_microbatches=2
+    ),
+    "clip_grad_norm_ with norm_type=2.0": lambda p: p.clip_grad_norm_(1.0),
+    "clip_grad_norm_ with norm_type=1.0": lambda p: p.clip_grad_norm_(1.0, 1.0),
+}
+
+
+def calls_differ(rank: int, size: int) -> dict[tuple[str, str], BaseException | None]:
+    """By what rank 1 calls and what the others call; what this rank raised, if anything."""
+    found: dict[tuple[str, str], BaseException | None] = {}
+    for odd, usual in itertools.permutations(CALLS, 2):
+        with Pipeline(
+            linear_stages(size)[rank], loss_fn=mse, num_microbatches=8, timeout_s=TIMEOUT_S
+        ) as pipeline:
+            try:
+                CALLS[odd if rank == 1 else usual](pipeline)
+                found[odd, usual] = None
+            except Exception as error:
+                found[odd, usual] = error.with_traceback(None)
+                error.__context__ = None
+        dist.barrier()
+    return found
+
+
+def failure_after_the_others_are_done(rank: int, size: int) -> dict[str, Any]:
+    """The first stage is the last to end; its failure there reaches nobody."""
+    stages: list[nn.Module] = linear_stages(size)
+    if rank == 0:
+        weight = next(iter(stages[0].parameters()))
+        weight.register_hook(_wait_and_raise)
+    found = {}
+    with Pipeline(stages[rank], loss_fn=mse, timeout_s=TIMEOUT_S) as pipeline:
+        try:
+            pipeline.train_step(rows(8), rows(8))
+            found["raised"] = False
+        except ValueError:
+            found["raised"] = True
+        dist.barrier()
+        stages[rank].zero_grad()
+        found["next"] = pipeline.eval_step(rows(8), rows(8)).loss
+    return found
+
+
+def _wait_and_raise(gradient: Tensor) -> None:
+    time.sleep(1)
+    raise ValueError("late")
+
+
 def step_after_close(rank: int, size: int) -> Outcome:
     pipeline = Pipeline(linear_stages(size)[rank], loss_fn=mse, timeout_s=TIMEOUT_S)
     pipeline.close()
@@ -278,6 +331,8 @@ CASES = {
         settings_differ,
         group_without_this_rank,
         slow_stage,
+        calls_differ,
+        failure_after_the_others_are_done,
         step_after_close,
     )
 }

@@ -18,12 +18,13 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # What a reader has at hand where a page shows a piece of a program.
 BEFORE = {
     "engine.md": """
-import torch, pipecomm
+import math, torch, pipecomm
 stage = torch.nn.Linear(4, 4)
 loss_fn = torch.nn.functional.mse_loss
 optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
 loader = [(torch.randn(8, 4), torch.randn(8, 4))]
 inputs, labels = torch.randn(8, 4), torch.randint(4, (8,))
+pipeline = pipecomm.Pipeline(stage, loss_fn=loss_fn)
 def summed_cross_entropy(output, target):
     return torch.nn.functional.cross_entropy(output, target, reduction="sum")
 """,
@@ -122,6 +123,17 @@ def test_links_lead_to_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
+
+
+def test_every_limit_of_the_engine_names_a_test_that_tries_it() -> None:
+    limits = (ROOT / "docs" / "engine.md").read_text().split("## Limits")[1].split("\n## ")[0]
+    rows = [line for line in limits.splitlines() if line.startswith("| ")][1:]
+    named = [re.findall(r"`(test_\w+)`", row.split("|")[3]) for row in rows]
+    assert len(named) > 10
+    sources = "\n".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    for names, row in zip(named, rows, strict=True):
+        assert len(names) == 1, row
+        assert re.search(rf"^def {names[0]}\(", sources, re.MULTILINE), names[0]
 
 
 def test_every_page_is_listed_in_the_readme() -> None:

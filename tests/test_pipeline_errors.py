@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -25,11 +26,14 @@ from tests.pipeline_cases import (
     run_cases,
 )
 from tests.pipeline_error_cases import (
+    CALLS,
     CASES,
     SIZE,
     UNTRAVELLED,
     Outcome,
     backward_raises,
+    calls_differ,
+    failure_after_the_others_are_done,
     group_without_this_rank,
     inputs_end_early,
     keyword_rows_differ,
@@ -173,6 +177,23 @@ def test_stage_slower_than_the_timeout_ends_the_step_on_every_rank(results: Any)
     outcomes = results(slow_stage)
     assert_all_say(outcomes, PipecommError)
     assert any(isinstance(outcome.error, LinkTimeoutError) for outcome in outcomes)
+
+
+@pytest.mark.parametrize(("odd", "usual"), list(itertools.permutations(CALLS, 2)))
+def test_ranks_that_call_different_things_are_told_both(results: Any, odd: str, usual: str) -> None:
+    found = [by_case[odd, usual] for by_case in results(calls_differ)]
+    told = [error for error in found if error is not None]
+    assert told
+    for error in told:
+        assert isinstance(error, ValueError), error
+        assert odd in str(error)
+        assert usual in str(error)
+
+
+def test_failure_after_the_others_are_done_stays_on_its_rank(results: Any) -> None:
+    first, second, last = results(failure_after_the_others_are_done)
+    assert [found["raised"] for found in (first, second, last)] == [True, False, False]
+    assert last["next"] > 0
 
 
 def test_step_after_close_is_refused(results: Any) -> None:

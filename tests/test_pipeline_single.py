@@ -10,8 +10,8 @@ from torch import nn
 
 from pipecomm.errors import ConfigError
 from pipecomm.link import LinkEmulation
-from pipecomm.pipeline import Pipeline
-from pipecomm.schedule import build
+from pipecomm.pipeline import Pipeline, _plan
+from pipecomm.schedule import Action, Schedule, build
 from tests.pipeline_cases import (
     batch,
     linear_stages,
@@ -78,6 +78,22 @@ def test_wrong_settings_are_refused_when_constructed(
     with pytest.raises(ConfigError) as raised:
         Pipeline(nn.Identity(), **options)
     assert all(text in str(raised.value) for text in named)
+
+
+@pytest.mark.parametrize(
+    "rows_of_ranks",
+    [
+        ["1F0 1B0", "0F0 0B0"],
+        ["0F0 1F0 1B0 0B0", "2F0 2B0"],
+    ],
+    ids=["another order", "two stages on a rank"],
+)
+def test_schedule_that_places_stages_otherwise_is_refused(rows_of_ranks: list[str]) -> None:
+    ranks = [[Action.parse(text) for text in row.split()] for row in rows_of_ranks]
+    plan = Schedule.from_lists("mine", ranks)
+    plan.check()
+    with pytest.raises(ConfigError, match=r"expected (stage k on rank k|a schedule of 2 stages)"):
+        _plan(plan, 2, 1)
 
 
 @pytest.mark.parametrize("divisor", [0, -1, float("nan"), float("inf")])
