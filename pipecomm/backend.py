@@ -10,6 +10,7 @@ import atexit
 import functools
 import logging
 import os
+import socket
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import ModuleType
@@ -153,7 +154,18 @@ def _sub_store(store: Store, prefix: str) -> Store:
 
 
 def _make_gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+    _check_interfaces(os.environ.get("GLOO_SOCKET_IFNAME", ""))
     return dist.ProcessGroupGloo(_sub_store(store, "inner"), rank, size, timeout)
+
+
+def _check_interfaces(names: str) -> None:
+    found = [name for _, name in socket.if_nameindex()]
+    wrong = [name for name in names.split(",") if name and name not in found]
+    if wrong:
+        raise ConfigError(
+            f"expected network interfaces of this host in GLOO_SOCKET_IFNAME; got {names!r}, "
+            f"and {', '.join(wrong)} is not there. Found: {', '.join(found)}"
+        )
 
 
 _INNER_BACKENDS = {"gloo": _make_gloo}

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pipecomm import backend
 from pipecomm.rendezvous import UnreachableError
 from tests.backend_ranks import Check, failures_of, init, names
-from tests.ranks import spawn_ranks
+from tests.ranks import run_ranks, spawn_ranks
 
 Group = dist.ProcessGroup
 
@@ -256,3 +256,21 @@ def test_world_of_one_rank_works(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="rank"):
         dist.isend(total, 0)
     dist.destroy_process_group()
+
+
+def _collective_over(rank: int, size: int, store_path: str) -> str:
+    dist.init_process_group(
+        "pipecomm", store=dist.FileStore(store_path, size), rank=rank, world_size=size
+    )
+    dist.all_reduce(torch.ones(1))
+    return "done"
+
+
+def test_interface_that_is_not_there_is_refused_listing_those_that_are() -> None:
+    ((kind, (error, _)),) = run_ranks(
+        1, _collective_over, env={"GLOO_SOCKET_IFNAME": "nosuch0"}, timeout_s=20
+    )
+    assert kind == "raised"
+    assert "'nosuch0'" in error
+    assert "Found: " in error
+    assert "lo" in error.split("Found: ")[1]

@@ -305,10 +305,17 @@ def _make_and_close_pair() -> None:
 
 # Each entry: what the two ranks are wrapped in, so that they see another machine than the test.
 _SMALL_SHM = "mount -t tmpfs -o size=1m tmpfs /dev/shm && exec"
+_OWN_SHM = "mount -t tmpfs tmpfs /dev/shm && exec"
 _NO_SHM = "mount -t tmpfs -o ro tmpfs /dev/shm && exec"
 _WORLDS = {
     "tiny shared memory": ["unshare", "-m", "sh", "-c", f'{_SMALL_SHM} "$@"', "sh"],
     "read-only shared memory": ["unshare", "-m", "sh", "-c", f'{_NO_SHM} "$@"', "sh"],
+    "equal host names and shared memory of their own": [
+        *["unshare", "-mu", "sh", "-c", f'hostname same && {_OWN_SHM} "$@"', "sh"],
+    ],
+    "host names that begin alike and shared memory of their own": [
+        *["unshare", "-mu", "sh", "-c", f'hostname node.$RANK && {_OWN_SHM} "$@"', "sh"],
+    ],
     "other host names": ["unshare", "-u", "sh", "-c", 'hostname h$RANK && exec "$@"', "sh"],
     "a host name that does not resolve": [
         *["unshare", "-u", "sh", "-c", 'hostname nosuchhost && exec "$@"', "sh"],
