@@ -55,7 +55,7 @@ class MemoryPool:
     """
 
     def __init__(self, device: str | torch.device = "cpu", limit: int | None = None) -> None:
-        if torch.device(device).type != "cpu":
+        if _device_type(device) != "cpu":
             raise NotBuiltError(
                 f"expected device 'cpu' for a memory pool; got '{device}'. "
                 "Pools on other devices are not implemented; use torch's allocator there."
@@ -77,15 +77,17 @@ class MemoryPool:
         Raises ConfigError for a negative dimension, PoolExhaustedError where neither the limit nor
         the machine allows it.
         """
-        if any(size < 0 for size in shape):
-            raise ConfigError(f"expected dimensions of at least 0; got shape {tuple(shape)}")
+        if any(not isinstance(size, int) or size < 0 for size in shape):
+            raise ConfigError(f"expected whole dimensions of at least 0; got shape {tuple(shape)}")
+        if not isinstance(dtype, torch.dtype):
+            raise ConfigError(f"expected a torch.dtype; got {dtype!r}")
         nbytes = math.prod(shape) * dtype.itemsize
         return tensor_from_block(self.allocate(nbytes), shape, dtype)
 
     def allocate(self, nbytes: int) -> Any:
         """A `_core.Block` of `nbytes` bytes (a writable buffer, 512-byte aligned); as `empty`."""
-        if not 0 <= nbytes < 2**63:
-            raise ConfigError(f"expected a size from 0 to 2**63 - 1 bytes; got {nbytes}")
+        if not isinstance(nbytes, int) or not 0 <= nbytes < 2**63:
+            raise ConfigError(f"expected a size from 0 to 2**63 - 1 bytes; got {nbytes!r}")
         return self._pool.allocate(nbytes)
 
     def stats(self) -> PoolStats:
@@ -104,6 +106,13 @@ class MemoryPool:
     def core_pool(self) -> Any:
         """The `_core.Pool` behind it, for what else allocates from it."""
         return self._pool
+
+
+def _device_type(device: str | torch.device) -> str:
+    try:
+        return torch.device(device).type
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"expected a device, such as 'cpu'; got {device!r}") from error
 
 
 def tensor_from_block(block: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -128,8 +137,8 @@ def default_pool() -> MemoryPool:
 def _limit_nbytes(limit: int | None) -> int:
     if limit is None:
         return 0
-    if not 0 < limit < 2**63:
+    if not isinstance(limit, int) or not 0 < limit < 2**63:
         raise ConfigError(
-            f"expected a positive number of bytes, or None, as pool limit; got {limit}"
+            f"expected a positive number of bytes, or None, as pool limit; got {limit!r}"
         )
     return limit

@@ -107,19 +107,21 @@ def warm_up_backward() -> None:
 
 def boundary_tensors(output: Any, stage_index: int) -> tuple[Tensor, ...]:
     """A stage's output as the tuple of tensors that travels; TypeError for anything else."""
-    if isinstance(output, Tensor):
-        return (output,)
-    if not isinstance(output, (tuple, list)):
-        raise TypeError(_refusal(stage_index, "", output))
-    for position, item in enumerate(output):
+    items = output if isinstance(output, (tuple, list)) else (output,)
+    if not items:
+        raise TypeError(_refusal(stage_index, "nothing"))
+    for position, item in enumerate(items):
+        where = "" if items is not output else f" at position {position}"
         if not isinstance(item, Tensor):
-            raise TypeError(_refusal(stage_index, f" at position {position}", item))
-    return tuple(output)
+            raise TypeError(_refusal(stage_index, f"{type(item).__name__}{where}"))
+        if item.layout != torch.strided:
+            raise TypeError(_refusal(stage_index, f"a tensor of layout {item.layout}{where}"))
+    return tuple(items)
 
 
-def _refusal(stage_index: int, position: str, value: Any) -> str:
+def _refusal(stage_index: int, got: str) -> str:
     return (
-        f"expected a tensor or a tuple of tensors from stage {stage_index}; got "
-        f"{type(value).__name__}{position}. Only tensors travel between stages: turn the value "
-        f"into a tensor, or pass it to every stage with kwargs"
+        f"expected a tensor or a tuple of tensors from stage {stage_index}; got {got}. Only dense "
+        f"tensors travel between stages: turn the value into one, or pass it to every stage with "
+        f"kwargs"
     )

@@ -10,6 +10,7 @@ import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -362,3 +363,21 @@ def test_process_with_live_tensors_exits_without_a_signal(how: str, with_thread:
     """)
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
     assert result.returncode == expected, result.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda pool: MemoryPool("nowhere"), "'nowhere'"),
+        (lambda pool: MemoryPool(None), "None"),
+        (lambda pool: MemoryPool(limit=1.5), "1.5"),
+        (lambda pool: MemoryPool(limit="1"), "'1'"),
+        (lambda pool: pool.empty(("a",), torch.float32), "'a'"),
+        (lambda pool: pool.empty((1.5,), torch.float32), "1.5"),
+        (lambda pool: pool.empty((1,), "float32"), "'float32'"),
+        (lambda pool: pool.allocate("1"), "'1'"),
+    ],
+)
+def test_argument_of_the_wrong_kind_is_refused_in_words(call: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"expected .*{text}"):
+        call(MemoryPool())

@@ -211,12 +211,26 @@ def test_other_types_are_refused_by_name_alone_and_at_their_position(value: Any,
         boundary_tensors((torch.zeros(2), value), 4)
 
 
+@pytest.mark.parametrize("output", [(), []])
+def test_output_of_nothing_is_refused(output: Any) -> None:
+    with pytest.raises(TypeError, match="from stage 4; got nothing"):
+        boundary_tensors(output, 4)
+
+
+def test_sparse_tensor_is_refused_by_its_layout() -> None:
+    sparse = torch.eye(3).to_sparse()
+    for output, where in ((sparse, ""), ((torch.zeros(2), sparse), " at position 1")):
+        with pytest.raises(TypeError, match=f"a tensor of layout torch.sparse_coo{where}"):
+            boundary_tensors(output, 4)
+
+
 def test_documented_refusals_are_those_tested_here() -> None:
     page = Path(__file__).parent.parent / "docs" / "engine.md"
     table = page.read_text(encoding="utf-8").split("## What travels")[1].split("## ")[0]
     rows = [line.split("|")[1].strip() for line in table.splitlines() if "TypeError" in line]
     assert rows == [
         "`None`", "an int", "a bool", "a str", "a dict", "a dataclass", "a tuple inside the tuple",
+        "an empty tuple", "a sparse tensor",
     ]  # fmt: skip
 
 
