@@ -11,7 +11,7 @@ BUILD_SOURCES := $(shell find csrc cmake -type f) CMakeLists.txt setup.py pyproj
 
 export PIPECOMM_WERROR ?= 1
 
-.PHONY: help install demo test lint format cpp-test sanitize clean distclean
+.PHONY: help install demo test lint format cpp-test sanitize device-check clean distclean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -41,6 +41,12 @@ cpp-test: $(VENV)/tools ## Build and run the C++ tests
 sanitize: $(VENV)/tools ## Run the C++ tests under address, undefined and thread sanitizers
 	$(call run_cpp_tests,build/asan,address$(comma)undefined)
 	$(call run_cpp_tests,build/tsan,thread)
+
+# The environment must have a CUDA torch, and pybind11, cmake, ninja, pytest, rich and numpy.
+device-check: ## Build, test and time what needs a GPU, in the environment of PYTHON
+	PIPECOMM_CUDA=on $(PYTHON) -m pip install --no-build-isolation --no-deps -e .
+	$(PYTHON) -m pytest -p no:cacheprovider tests/device
+	cd benchmarks && $(PYTHON) codec_cuda.py --json
 
 clean: ## Remove what was built
 	rm -rf build dist out *.egg-info pipecomm/*.so $(VENV)/installed
