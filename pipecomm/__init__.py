@@ -1,6 +1,7 @@
 """pipecomm: the traffic inside pipeline-parallel training.
 
-Importing it registers the torch.distributed backend "pipecomm".
+Importing it registers the torch.distributed backend "pipecomm" and the operators of
+torch.ops.pipecomm.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
     from pipecomm.link import LinkEmulation
     from pipecomm.memory import MemoryPool
     from pipecomm.pipeline import Pipeline
+    from pipecomm.policy import CodecPolicy
 
 __all__ = [
     "BackendOptions",
     "Codec",
+    "CodecPolicy",
     "LinkEmulation",
     "MemoryPool",
     "Pipeline",
@@ -36,6 +39,7 @@ __all__ = [
 _HOMES = {
     "BackendOptions": "backend",
     "Codec": "codec",
+    "CodecPolicy": "policy",
     "LinkEmulation": "link",
     "MemoryPool": "memory",
     "Pipeline": "pipeline",
@@ -50,12 +54,13 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"pipecomm.{_HOMES[name]}"), name)
 
 
-def _register_backend() -> None:
+def _register() -> None:
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
         return
     try:
+        from pipecomm import codec_ops  # noqa: F401 - importing it registers the operators
         from pipecomm.backend import register
     except (ImportError, OSError) as error:
         # The doctor must be able to tell what is wrong with it.
@@ -64,4 +69,4 @@ def _register_backend() -> None:
     register()
 
 
-_register_backend()
+_register()

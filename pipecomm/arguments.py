@@ -96,9 +96,12 @@ def _add_pipeline(train: argparse.ArgumentParser) -> None:
     )
     train.add_argument("--microbatches", type=_positive_int, default=8, help="per step")
     train.add_argument("--schedule", default="1f1b", help="how a step is ordered")
-    train.add_argument("--codec", help="for activations (default: raw; int4 with --compare)")
     train.add_argument(
-        "--grad-codec", help="for activation gradients (default: raw; int8 with --compare)"
+        "--codec", help="for activations; or auto (default: raw; int4 with --compare)"
+    )
+    train.add_argument(
+        "--grad-codec",
+        help="for activation gradients, or auto (default: raw; int8 with --compare)",
     )
     train.add_argument(
         "--compare", action="store_true", help="train with raw first, then with the codecs"

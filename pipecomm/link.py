@@ -190,18 +190,20 @@ class Links:
         direction: Direction,
         microbatch: int,
         codec: Codec,
+        min_nbytes: int = 0,
     ) -> Transfer:
         """Post one message of any number of tensors of any shape and dtype; returns at once.
 
         None stands for a gradient that does not exist. Only float32, bfloat16 and float16
-        tensors go through `codec`; others pass bit-exact. The tensors' data is kept alive
-        until it has left and must not be changed before the transfer is done.
+        tensors of at least `min_nbytes` go through `codec`; others pass bit-exact. The
+        tensors' data is kept alive until it has left and must not be changed before the
+        transfer is done.
         """
         self._reap()
         kept: list[Tensor] = []
         plan = self._plan if microbatch == 0 else ""
         carried = [*tensors, _plan_tensor(plan)] if plan else tensors
-        parts = [_to_part(tensor, codec, kept) for tensor in carried]
+        parts = [_to_part(tensor, codec, min_nbytes, kept) for tensor in carried]
         transfer = self._core.send(
             peer, parts, direction=direction, microbatch=microbatch, epoch=self._step
         )
@@ -277,7 +279,7 @@ def _plan_of(sent: Tensor) -> str:
 
 
 def _to_part(
-    tensor: Tensor | None, codec: Codec, kept: list[Tensor]
+    tensor: Tensor | None, codec: Codec, min_nbytes: int, kept: list[Tensor]
 ) -> tuple[int | None, str, tuple[int, ...], str, bool]:
     if tensor is None:
         return (None, "uint8", (), _RAW, False)
@@ -288,7 +290,8 @@ def _to_part(
         )
     data = tensor.detach().contiguous()
     kept.append(data)
-    name = codec.name if data.dtype in _QUANTIZABLE else _RAW
+    is_coded = data.dtype in _QUANTIZABLE and data.nbytes >= min_nbytes
+    name = codec.name if is_coded else _RAW
     dtype = str(data.dtype).removeprefix("torch.")
     return (data.data_ptr(), dtype, tuple(data.shape), name, tensor.requires_grad)
 

@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipecomm.codec import Codec
 from pipecomm.errors import ConfigError, PipecommError, StageFailedError
 from pipecomm.grad_norm import clip_grad_norm
 from pipecomm.loss import LossFn, Reduction, StepLoss, loss_weights
 from pipecomm.microbatch import split_step
-from pipecomm.place import announce_failure, connect_stages, find_place
+from pipecomm.place import announce_failure, choose_codecs, connect_stages, find_place
+from pipecomm.policy import BoundaryCodec, CodecPolicy, Codecs
 from pipecomm.remote_error import describe, with_builtin_class
 from pipecomm.schedule import Action, Schedule, build, with_communication
 from pipecomm.stage import Stage, warm_up_backward
@@ -56,7 +56,8 @@ class Pipeline:
 
     `loss_fn(output, target)` is used on the last stage. With loss_reduction "mean" a microbatch's
     loss weighs by its share of the rows, with "sum" the losses are added. `codec` is for
-    activations, `grad_codec` for their gradients. A transfer not done in `timeout_s` is an error.
+    activations, `grad_codec` for their gradients: one for all boundaries, a list with one for
+    each, "auto", or a CodecPolicy. A transfer not done in `timeout_s` is an error.
 
     Raises ConfigError for an unknown name and for a number of stages that is not the number of
     ranks; connecting may raise TransportError or LinkTimeoutError.
@@ -70,8 +71,8 @@ class Pipeline:
         num_microbatches: int = 1,
         loss_fn: LossFn | None = None,
         loss_reduction: Reduction = "mean",
-        codec: str | Codec = "raw",
-        grad_codec: str | Codec = "raw",
+        codec: Codecs = "raw",
+        grad_codec: Codecs = "raw",
         process_group: dist.ProcessGroup | None = None,
         num_stages: int | None = None,
         timeout_s: float = 1800.0,
@@ -82,10 +83,12 @@ class Pipeline:
         self._links: Links | None = None
         try:
             _check_arguments(stage, loss_fn, loss_reduction, timeout_s)
-            self._codecs: dict[Direction, Codec] = {
-                "forward": Codec.parse(codec),
-                "backward": Codec.parse(grad_codec),
+            policies: dict[Direction, CodecPolicy] = {
+                "forward": CodecPolicy.parse(codec),
+                "backward": CodecPolicy.parse(grad_codec),
             }
+            for policy in policies.values():
+                policy.check(size - 1)
             plan = _plan(schedule, size, num_microbatches)
         except Exception as error:
             announce_failure(process_group, rank, size, error)
@@ -97,9 +100,10 @@ class Pipeline:
         self._loss_reduction: Reduction = loss_reduction
         self._num_steps = 0
         self._is_closed = False
+        self._codecs: dict[Direction, BoundaryCodec] = {}
         if size > 1:
             warm_up_backward()
-            codecs = f"codecs {self._codecs['forward'].name} and {self._codecs['backward'].name}"
+            codecs = f"codecs {policies['forward']} and {policies['backward']}"
             self._links = connect_stages(
                 process_group,
                 rank,
@@ -109,6 +113,16 @@ class Pipeline:
                 emulation=emulation,
                 pool=pool,
             )
+            with self._shared_step("the start"):
+                self._codecs = choose_codecs(self._links, policies)
+
+    @property
+    def codecs(self) -> dict[str, str]:
+        """The codec of this stage's activations ("forward") and gradients ("backward") now.
+
+        The last stage sends no activations, the first no gradients.
+        """
+        return {direction: str(boundary.codec) for direction, boundary in self._codecs.items()}
 
     @property
     def stage_index(self) -> int:
@@ -217,6 +231,9 @@ class Pipeline:
                 loss_weights(data, self._loss_reduction, loss_divisor),
                 keep_outputs=return_outputs and self._stage.is_last,
             )
+            if torch.is_grad_enabled():
+                for boundary in self._codecs.values():
+                    boundary.begin_step()
             step = Step(self._stage, self._links, self._codecs, data, loss)
             running.append(step)
             step.run(actions)

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from pipecomm.codec import Codec
 from pipecomm.errors import ConfigError, LinkTimeoutError
 from pipecomm.link import LinkEmulation, Links, announce
+from pipecomm.link_speed import measure_speeds
+from pipecomm.policy import AUTO, BoundaryCodec, CodecPolicy, codec_for_speed
+from pipecomm.stats import Direction
 
 if TYPE_CHECKING:
     from pipecomm.memory import MemoryPool
     from pipecomm.rendezvous import Store
 
-__all__ = ["announce_failure", "connect_stages", "find_place"]
+__all__ = ["announce_failure", "choose_codecs", "connect_stages", "find_place"]
 
 _POLL_S = 0.002
+_log = logging.getLogger("pipecomm")
 
 # Per process group, to give each pipeline its own part of the group's store.
 _num_connected: Counter[str] = Counter()
@@ -67,6 +74,34 @@ def connect_stages(
         links.close()
         raise
     return links
+
+
+def choose_codecs(
+    links: Links, policies: Mapping[Direction, CodecPolicy]
+) -> dict[Direction, BoundaryCodec]:
+    """What this rank uses for what it sends: "forward" except on the last, "backward" on the first.
+
+    All ranks call this together in a step. Measures the links where "auto" asks for it.
+    """
+    speeds: dict[Direction, float] = {}
+    num_boundaries = links.size - 1
+    if any(AUTO in policy.names for policy in policies.values()):
+        speeds = measure_speeds(links)
+    chosen: dict[Direction, BoundaryCodec] = {}
+    boundaries: dict[Direction, int] = {"forward": links.rank, "backward": links.rank - 1}
+    for direction, boundary in boundaries.items():
+        if not 0 <= boundary < num_boundaries:
+            continue
+        policy = policies[direction]
+        name = policy.at(boundary, num_boundaries)
+        codec = codec_for_speed(speeds[direction], direction) if name == AUTO else Codec(name)
+        if name == AUTO:
+            _log.info(
+                "stage %d, %s: the link carries %.3g MB/s; codec %s",
+                links.rank, direction, speeds[direction] / 1e6, codec,
+            )  # fmt: skip
+        chosen[direction] = BoundaryCodec(policy, codec, f"stage {links.rank}, {direction}")
+    return chosen
 
 
 def announce_failure(

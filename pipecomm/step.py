@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from pipecomm.codec import Codec
 from pipecomm.microbatch import Microbatches
+from pipecomm.policy import BoundaryCodec
 from pipecomm.schedule import Action, Kind
 from pipecomm.stage import Head, Stage
 from pipecomm.stats import Direction, StepStats
@@ -36,7 +36,7 @@ class Step:
         self,
         stage: Stage,
         links: Links | None,
-        codecs: Mapping[Direction, Codec],
+        codecs: Mapping[Direction, BoundaryCodec],
         data: Microbatches,
         head: Head,
     ) -> None:
@@ -119,12 +119,15 @@ class Step:
         assert self._links is not None
         # Bounds what waits to leave where nothing comes back that would hold this rank up.
         self._limit_sends(2 * self._stage.num_stages)
+        tensors = self._results.pop((direction, microbatch))
+        boundary = self._codecs[direction]
         transfer = self._links.send(
             self._stage.index + (1 if direction == "forward" else -1),
-            self._results.pop((direction, microbatch)),
+            tensors,
             direction=direction,
             microbatch=microbatch,
-            codec=self._codecs[direction],
+            codec=boundary.choose(microbatch, tensors),
+            min_nbytes=boundary.min_nbytes,
         )
         self._sends.append((direction, microbatch, transfer))
 

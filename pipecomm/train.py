@@ -19,12 +19,12 @@ import torch
 import torch.distributed as dist
 
 from pipecomm.arguments import AUTO_LINK
-from pipecomm.codec import Codec
 from pipecomm.data import Corpus, load_corpus
 from pipecomm.errors import ConfigError
 from pipecomm.link import LinkEmulation
 from pipecomm.model import GptConfig, GptStage, byte_loss, layers_of_stage
 from pipecomm.pipeline import Pipeline
+from pipecomm.policy import CodecPolicy
 from pipecomm.rank import Event, Place
 from pipecomm.schedule import build
 from pipecomm.stats import StepStats
@@ -84,7 +84,7 @@ class TrainOptions:
         layers_of_stage(self.model.num_layers, 0, self.stages)
         build(self.schedule, self.stages, self.microbatches)
         for name in (self.codec, self.grad_codec):
-            Codec.parse(name)
+            CodecPolicy.parse(name)
         if self.compare and self.runs[0] == self.runs[1]:
             raise ConfigError("--compare: expected a codec to compare with raw; got raw and raw")
         if self.batch_size < self.microbatches:

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pipecomm.link import LinkEmulation
 from pipecomm.pipeline import Pipeline
+from pipecomm.policy import CodecPolicy
 from pipecomm.schedule import Schedule, build
 from tests.pipeline_cases import (
     TIMEOUT_S,
@@ -213,6 +215,50 @@ def lossy_codecs(rank: int, size: int) -> dict[str, float]:
     }
 
 
+def policies(rank: int, size: int) -> dict[str, Any]:
+    """By policy: this rank's codecs and the bytes of tensors and wire it sent in each step."""
+    chosen: dict[str, Any] = {
+        "one for each": ["int4", "raw", "int8"],
+        "the first": CodecPolicy("int4", boundaries=range(1)),
+        "without ends": CodecPolicy("int4", keep_ends_raw=True),
+        "after a step": CodecPolicy("int4", warmup_steps=1),
+        "too small": CodecPolicy("int4", min_nbytes=100_000),
+        "guarded": CodecPolicy("int4", guard_every=1, guard_limit=0.001),
+    }
+    found = {}
+    for name, codec in chosen.items():
+        with Pipeline(
+            linear_stages(size)[rank], loss_fn=mse, codec=codec, timeout_s=TIMEOUT_S
+        ) as pipeline:
+            sent = []
+            for _ in range(2):
+                stats = pipeline.train_step(
+                    rows(8, shape=(64, WIDTH)), rows(8, shape=(64, WIDTH))
+                ).stats
+                forwards = [e for e in stats.events if e.name.startswith("send forward")]
+                sent += [e.args["wire_nbytes"] < e.args["payload_nbytes"] / 2 for e in forwards]
+            found[name] = (pipeline.codecs, sent)
+    return found
+
+
+def automatic(rank: int, size: int) -> dict[float, dict[str, str]]:
+    """By the link's emulated speed in Mbit/s; 0 is the real one."""
+    found = {}
+    for mbps in (0.0, 8000.0, 20.0):
+        emulation = LinkEmulation(mbps) if mbps else None
+        with Pipeline(
+            linear_stages(size)[rank],
+            loss_fn=mse,
+            codec="auto",
+            grad_codec="auto",
+            timeout_s=TIMEOUT_S,
+            emulation=emulation,
+        ) as pipeline:
+            pipeline.train_step(rows(4), rows(4))
+            found[mbps] = pipeline.codecs
+    return found
+
+
 def autocast(rank: int, size: int) -> dict[str, Any]:
     stages = linear_stages(size)
     gradient_dtypes: list[torch.dtype] = []
@@ -275,6 +321,7 @@ CASES = {
         backward_pre_hook,
         valid_token_loss,
         lossy_codecs,
+        automatic,
         autocast,
         object_as_keyword,
         iterators_as_data,
@@ -289,5 +336,11 @@ CASES = {
         stage_without_parameters,
         identity_outputs,
     ),
-    4: (few_microbatches, length_changes_between_microbatches, residual_beside, custom_schedule),
+    4: (
+        policies,
+        few_microbatches,
+        length_changes_between_microbatches,
+        residual_beside,
+        custom_schedule,
+    ),
 }

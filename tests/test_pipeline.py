@@ -15,6 +15,7 @@ from tests.pipeline_cases import (
 from tests.pipeline_step_cases import (
     CASES,
     autocast,
+    automatic,
     backward_pre_hook,
     custom_schedule,
     few_microbatches,
@@ -30,6 +31,7 @@ from tests.pipeline_step_cases import (
     object_as_keyword,
     one_row_each,
     output_is_a_view,
+    policies,
     ready_microbatches_of_other_sizes,
     residual_beside,
     scalar_beside,
@@ -132,6 +134,34 @@ def test_object_as_keyword_is_the_same_for_every_microbatch(results: Any) -> Non
 def test_lossy_codec_stays_near_but_differs(results: Any, codec: str, limit: float) -> None:
     errors = [found[codec] for found in results(2, lossy_codecs)]
     assert 1e-5 < max(errors) < limit
+
+
+@pytest.mark.parametrize(
+    ("policy", "codecs", "compressed"),
+    [
+        ("one for each", ["int4", "raw", "int8"], [[1, 1], [0, 0], [1, 1]]),
+        ("the first", ["int4", "raw", "raw"], [[1, 1], [0, 0], [0, 0]]),
+        ("without ends", ["raw", "int4", "raw"], [[0, 0], [1, 1], [0, 0]]),
+        ("after a step", ["int4"] * 3, [[0, 1]] * 3),
+        ("too small", ["int4"] * 3, [[0, 0]] * 3),
+        ("guarded", ["raw"] * 3, [[0, 0]] * 3),
+    ],
+)
+def test_policy_decides_for_each_boundary_and_step(
+    results: Any, policy: str, codecs: list[str], compressed: list[list[int]]
+) -> None:
+    by_rank = [found[policy] for found in results(4, policies)]
+    assert [found["forward"] for found, _ in by_rank[:-1]] == codecs
+    assert [found["backward"] for found, _ in by_rank[1:]] == ["raw"] * 3
+    assert [sent for _, sent in by_rank] == [*compressed, []]
+
+
+def test_auto_takes_fewer_bits_on_slower_links(results: Any) -> None:
+    first, last = results(2, automatic)
+    assert [first[mbps]["forward"] for mbps in (8000.0, 20.0)] == ["int8", "int4:hadamard=64"]
+    assert [last[mbps]["backward"] for mbps in (8000.0, 20.0)] == ["int8", "int8"]
+    # The real link's speed is the machine's; a busy one may look slow, but not that slow.
+    assert first[0.0]["forward"] in ("raw", "int8")
 
 
 def test_autocast_boundary_is_bf16_in_both_directions(results: Any) -> None:
