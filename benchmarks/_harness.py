@@ -9,20 +9,30 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from pipecomm._native import core
 
-__all__ = ["Timing", "add_options", "measure", "provenance", "report"]
+__all__ = [
+    "Timing",
+    "add_options",
+    "add_save_option",
+    "measure",
+    "progress",
+    "provenance",
+    "report",
+]
 
+T = TypeVar("T")
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -30,20 +40,27 @@ RESULTS = Path(__file__).parent / "results"
 class Timing:
     """Seconds per call over all rounds."""
 
+    p10_s: float
     median_s: float
     p90_s: float
 
     @classmethod
     def of(cls, samples_s: Sequence[float]) -> Timing:
         deciles = statistics.quantiles(samples_s, n=10)
-        return cls(statistics.median(samples_s), deciles[-1])
+        return cls(deciles[0], statistics.median(samples_s), deciles[-1])
 
 
-def measure(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
-    """Time each call once per round, in turn, so that all see the same machine; one warm-up."""
+def measure(
+    calls: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 1
+) -> dict[str, Timing]:
+    """Time each call once per round, in turn, so that all see the same machine.
+
+    The first ``warmup`` rounds are not timed.
+    """
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
+    for _ in range(warmup):
+        for call in calls.values():
+            call()
     for _ in range(max(2, rounds)):
         for name, call in calls.items():
             start = time.perf_counter()
@@ -73,7 +90,17 @@ def provenance() -> dict[str, Any]:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options every benchmark has."""
     parser.add_argument("--rounds", type=int, default=15, help="timings of each case")
+    add_save_option(parser)
+
+
+def add_save_option(parser: argparse.ArgumentParser) -> None:
+    """The option of those that have no rounds."""
     parser.add_argument("--json", action="store_true", help=f"append to {RESULTS.name}/*.jsonl")
+
+
+def progress(items: Iterable[T], total: int, what: str) -> Iterable[T]:
+    """The items, with a bar on stderr."""
+    return track(items, what, total, console=Console(stderr=True))
 
 
 def report(name: str, rows: Sequence[Mapping[str, Any]], *, title: str, save: bool) -> None:

@@ -5,6 +5,7 @@
 #include "bindings/bindings.h"
 #include "python/gil.h"
 #include "transport/communicator.h"
+#include "transport/hang_report.h"
 
 namespace py = pybind11;
 
@@ -119,6 +120,7 @@ void register_communicator(py::module_& module) {
       .def("set_fail_together", &Communicator::set_fail_together)
       .def("close", [](Communicator& self) { without_gil([&] { return self.close(), 0; }); })
       .def("counters", [](Communicator& self, int peer) { return without_gil([&] { return self.counters(peer); }); })
+      .def("path", &Communicator::path, py::arg("peer"), "\"shared memory\" or \"TCP to address:port\".")
       .def("capsule", &to_capsule);
 }
 
@@ -130,22 +132,35 @@ void register_transport(py::module_& module) {
   py::class_<Listener>(module, "Listener")
       .def(py::init(&make_listener))
       .def_property_readonly("address", &Listener::address)
+      .def("listen_tcp", &Listener::listen_tcp, py::arg("host"), "Ranks on other hosts can call here too.")
       .def(
           "connect",
           [](Listener& self, int rank, const std::vector<std::string>& addresses, const std::string& name,
              const std::string& settings, double timeout_s, std::shared_ptr<Pool> pool, double emulated_bytes_per_s,
-             double emulated_latency_s) {
+             double emulated_latency_s, std::size_t max_inflight, std::size_t max_inflight_nbytes, bool strict) {
             CommunicatorOptions options;
             options.name = name;
             options.settings = settings;
             options.pool = std::move(pool);
             options.emulation = {emulated_bytes_per_s, emulated_latency_s};
+            options.limits.max_messages = max_inflight;
+            if (max_inflight_nbytes > 0) options.limits.max_nbytes = max_inflight_nbytes;
+            options.limits.is_strict = strict;
             return without_gil(
                 [&] { return self.connect(rank, addresses, options, from_seconds(timeout_s), check_signals); });
           },
           py::arg("rank"), py::arg("addresses"), py::kw_only(), py::arg("name") = "", py::arg("settings") = "",
           py::arg("timeout_s") = 300.0, py::arg("pool") = nullptr, py::arg("emulated_bytes_per_s") = 0.0,
-          py::arg("emulated_latency_s") = 0.0);
+          py::arg("emulated_latency_s") = 0.0, py::arg("max_inflight") = 0, py::arg("max_inflight_nbytes") = 0,
+          py::arg("strict") = false);
+  module.def(
+      "hang_report",
+      [](int pid, double timeout_s) {
+        return without_gil([&] { return request_hang_report(pid, from_seconds(timeout_s)); });
+      },
+      py::arg("pid"), py::arg("timeout_s") = 5.0, "What a process of this user waits for, as text.");
+  module.def("is_remote", py::overload_cast<const std::string&, const std::string&>(&is_remote), py::arg("own_address"),
+             py::arg("peer_address"));
   module.def("why_unreachable", &why_unreachable, py::arg("own_address"), py::arg("peer_address"));
 }
 

@@ -94,6 +94,7 @@ class PipecommBackend : public CollectivesByInner {
 
  private:
   static MessageKey key_of(int tag) {
+    if (tag < 0) throw Error(ErrorKind::config, "expected a tag of at least 0; got " + std::to_string(tag));
     MessageKey key;
     key.tag = tag;
     return key;

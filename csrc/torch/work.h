@@ -25,8 +25,12 @@ class TransferWork : public c10d::Work {
         group_timeout_(std::move(timeout)),
         received_(std::move(received)) {}
 
-  // `timeout` <= 0 stands for the group's. Call without the interpreter lock.
+  // 0, and the -1 that torch has for "not given", stand for the group's. Call without the interpreter lock.
   bool wait(std::chrono::milliseconds timeout) override {
+    if (timeout.count() < -1) {
+      throw Error(ErrorKind::config,
+                  "expected a timeout of more than 0 s to wait for; got " + std::to_string(timeout.count()) + " ms");
+    }
     const std::chrono::milliseconds group_timeout(group_timeout_->load());
     transfer_->wait(timeout.count() > 0 ? timeout : group_timeout, check_signals);
     return true;

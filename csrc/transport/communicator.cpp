@@ -10,6 +10,7 @@
 #include <mutex>
 #include <utility>
 
+#include "transport/checks.h"
 #include "transport/link.h"
 #include "transport/listener.h"
 #include "transport/progress.h"
@@ -17,14 +18,19 @@
 namespace pipecomm {
 namespace {
 
+// Copying this much takes the posting thread less time than waking another one.
+constexpr std::size_t kSmallNbytes = std::size_t{32} << 10;
+
 class CommunicatorImpl final : public Communicator,
                                public Pollable,
                                public std::enable_shared_from_this<CommunicatorImpl> {
  public:
-  CommunicatorImpl(int rank, std::vector<std::optional<Lifeline>> lifelines, CommunicatorOptions options)
+  CommunicatorImpl(int rank, std::vector<std::optional<Lifeline>> lifelines, Bridges bridges,
+                   CommunicatorOptions options)
       : options_(std::move(options)),
         rank_(rank),
         size_at_start_(lifelines.size()),
+        bridges_(std::move(bridges)),
         inbox_(options_.max_parked_nbytes) {
     const Link::Events events{[this](std::uint32_t epoch, const std::string& text) { note_abort(epoch, text); },
                               [this](Link& link) { end_link(link); }};
@@ -45,7 +51,7 @@ class CommunicatorImpl final : public Communicator,
     if (parts.empty() || parts.size() > UINT16_MAX) {
       throw Error(ErrorKind::tensor, "expected 1 to 65535 tensors in a message; got " + std::to_string(parts.size()));
     }
-    for (const SendPart& part : parts) check_part(part);
+    for (const SendPart& part : parts) check_part(part, where());
     auto transfer = std::make_shared<TransferState>(peer, key, true, cancel_function());
     transfer->to_send = std::move(parts);
     transfer->keepalive = std::move(keepalive);
@@ -101,13 +107,20 @@ class CommunicatorImpl final : public Communicator,
     Progress::instance().exclusively([&] {
       take_submitted();
       end_all(closed_error(), true);
-      for_each_link([](Link& link) {
-        link.lifeline().send(ControlKind::goodbye, 0, "");
+      const std::string reason = lost_together_ ? lost_together_->what() : "";
+      for_each_link([&](Link& link) {
+        link.lifeline().send(ControlKind::goodbye, 0, reason);
         link.lifeline().close();
       });
       links_.clear();
     });
     Progress::instance().remove(this);
+    bridges_.finish();
+  }
+
+  std::string path(int peer) const override {
+    const std::string endpoint = bridges_.endpoint(peer);
+    return endpoint.empty() ? "shared memory" : "TCP to " + endpoint;
   }
 
   LinkCounters counters(int peer) const override {
@@ -140,10 +153,18 @@ class CommunicatorImpl final : public Communicator,
     return due;
   }
 
+  std::string describe() const override {
+    std::string text =
+        "rank " + std::to_string(rank_) + " of process group '" + options_.name + "'\n" + inbox_.describe();
+    for (const auto& link : links_) text += link ? link->describe() : "";
+    return text;
+  }
+
   void forget_after_fork() noexcept override {
     for (const auto& link : links_) {
       if (link) ::close(link->lifeline().fd());
     }
+    bridges_.forget_after_fork();
   }
 
  private:
@@ -162,25 +183,7 @@ class CommunicatorImpl final : public Communicator,
 
   void check_peer(int peer, const std::string& what) const {
     if (is_closed_) throw closed_error();
-    if (peer < 0 || peer >= static_cast<int>(size_at_start_)) {
-      throw Error(ErrorKind::config, "expected to " + what + " a rank from 0 to " + std::to_string(size_at_start_ - 1) +
-                                         "; got " + std::to_string(peer) + where());
-    }
-    if (peer == rank_) {
-      throw Error(ErrorKind::config,
-                  "expected to " + what + " another rank; got this rank, " + std::to_string(rank_) + where());
-    }
-  }
-
-  void check_part(const SendPart& part) const {
-    if (part.tensor.shape.size() > static_cast<std::size_t>(kMaxDims)) {
-      throw Error(ErrorKind::tensor, "expected a tensor of at most 16 dimensions; got " +
-                                         std::to_string(part.tensor.shape.size()) + where());
-    }
-    if (part.codec.id != CodecId::raw && !is_quantizable(part.tensor.dtype)) {
-      throw Error(ErrorKind::tensor, "expected float32, bfloat16 or float16 for codec " + codec_to_string(part.codec) +
-                                         "; got " + dtype_name(part.tensor.dtype) + where());
-    }
+    pipecomm::check_peer(peer, rank_, size_at_start_, what, where());
   }
 
   TransferState::Cancel cancel_function() {
@@ -189,13 +192,44 @@ class CommunicatorImpl final : public Communicator,
     };
   }
 
+  // A small message leaves at once if it can, so that nobody has to be woken for it.
   void submit(const TransferPtr& transfer) {
+    Progress& progress = Progress::instance();
+    progress.count_open(1);
     {
       const std::lock_guard lock(submitted_mutex_);
       submitted_.push_back(transfer);
     }
-    if (is_closed_) Progress::instance().exclusively([this] { take_submitted(); });
-    Progress::instance().kick();
+    if (is_closed_) return progress.exclusively([this] { take_submitted(); });
+    bool needs_nobody = false;
+    if (is_small(*transfer)) {
+      progress.exclusively_if_free([&] {
+        take_submitted();
+        needs_nobody = transfer->is_send ? send_at_once(*transfer) : has_nothing_from(transfer->peer());
+      });
+    }
+    if (!needs_nobody) progress.kick();
+  }
+
+  static bool is_small(const TransferState& transfer) {
+    std::size_t nbytes = 0;
+    for (const SendPart& part : transfer.to_send) nbytes += part.tensor.nbytes();
+    for (const TensorView& target : transfer.targets) nbytes += target.nbytes();
+    return nbytes <= kSmallNbytes && (transfer.is_send || transfer.has_targets);
+  }
+
+  bool send_at_once(const TransferState& transfer) {
+    Link& link = *links_[static_cast<std::size_t>(transfer.peer())];
+    if (link.sender().num_queued() == 1) link.push();
+    return transfer.is_done();
+  }
+
+  bool has_nothing_from(int peer) {
+    bool has_something = false;
+    for_each_link([&](Link& link) {
+      if (peer == kAnySource || peer == link.peer()) has_something |= !link.receiver().is_drained();
+    });
+    return !has_something;
   }
 
   // The posting thread never waits for a copy in progress: it leaves transfers here for whoever polls next.
@@ -329,6 +363,7 @@ class CommunicatorImpl final : public Communicator,
   const pid_t owner_pid_ = ::getpid();
   std::atomic<bool> is_closed_{false};
   std::atomic<bool> fails_together_{false};
+  Bridges bridges_;
 
   std::mutex submitted_mutex_;
   std::vector<TransferPtr> submitted_;  // guarded by submitted_mutex_
@@ -355,8 +390,8 @@ void close_quietly(CommunicatorImpl& communicator) noexcept {
 }  // namespace
 
 std::shared_ptr<Communicator> make_communicator(int rank, std::vector<std::optional<Lifeline>> lifelines,
-                                                CommunicatorOptions options) {
-  auto made = std::make_shared<CommunicatorImpl>(rank, std::move(lifelines), std::move(options));
+                                                Bridges bridges, CommunicatorOptions options) {
+  auto made = std::make_shared<CommunicatorImpl>(rank, std::move(lifelines), std::move(bridges), std::move(options));
   Progress::instance().add(made);
   Communicator* pointer = made.get();
   return {pointer, [made = std::move(made)](Communicator*) { close_quietly(*made); }};

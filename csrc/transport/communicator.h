@@ -58,10 +58,20 @@ struct LinkEmulation {
   bool is_on() const { return bytes_per_s > 0 || latency_s > 0; }
 };
 
+// What may be on its way to one peer. Equal on all ranks.
+struct FlowLimits {
+  std::size_t max_nbytes = std::size_t{4} << 20;  // of records that the peer has not taken: its ring's size
+  std::size_t max_messages = 0;                   // whose last byte the peer has not taken; 0 = no limit
+  bool backward_first = true;                     // activation gradients overtake what has not begun to leave
+  // Rendezvous: a send is done only when its receive is posted. Makes a test hang, and fail by its timeout, wherever
+  // the order of sends and receives works only because small messages are eager.
+  bool is_strict = false;
+};
+
 struct CommunicatorOptions {
   std::string name;      // shown in errors: the process group's
   std::string settings;  // peers whose text differs refuse to connect
-  std::size_t ring_nbytes = std::size_t{4} << 20;
+  FlowLimits limits;
   std::size_t max_parked_nbytes = std::size_t{256} << 20;
   LinkEmulation emulation;
   std::shared_ptr<Pool> pool;  // where messages without a target, and unexpected ones, are put
@@ -101,23 +111,32 @@ class PC_API Communicator {
   // Cancels what is pending, says goodbye, frees everything. Idempotent. Transfers raise afterwards.
   virtual void close() = 0;
   virtual LinkCounters counters(int peer) const = 0;
+  // How bytes get to that peer: "shared memory" or "TCP to <address>:<port>".
+  virtual std::string path(int peer) const = 0;
 };
 
 // Half-made communicator: an address to publish, then connect() once everybody's is known.
 class PC_API Listener {
  public:
   virtual ~Listener() = default;
-  // Opaque text: machine identity, socket name, secret. To be given to the other ranks only.
+  // Opaque text: machine identity, socket name, secret, and the TCP endpoint once there is one. To be given to the
+  // other ranks only.
   virtual std::string address() const = 0;
-  // Connects to every rank (addresses[i] is rank i's) and closes the listening socket. Throws a transport error that
-  // names the ranks that did not answer by the deadline; ranks on other hosts are a transport error too.
+  // Listens at an address of this host (a number, not a name) too. Every rank does where some two are remote, before
+  // it publishes its address for good.
+  virtual void listen_tcp(const std::string& host) = 0;
+  // Connects to every rank (addresses[i] is rank i's) and closes the listening sockets. Throws a transport error that
+  // names the ranks that did not answer by the deadline, and one for a peer that why_unreachable() is about.
   virtual std::shared_ptr<Communicator> connect(int rank, const std::vector<std::string>& addresses,
                                                 CommunicatorOptions options, Nanoseconds timeout,
                                                 const InterruptCheck& interrupt = {}) = 0;
 };
 
 PC_API std::unique_ptr<Listener> make_listener();
-// Why `peer_address` can or cannot be reached through shared memory; empty when it can.
+// Whether two ranks share no memory and need TCP: other hosts, other network namespaces. The same seen from both, and
+// an equivalence: all ranks can decide alike.
+PC_API bool is_remote(const std::string& own_address, const std::string& peer_address);
+// Why `peer_address` cannot be reached at all (another user on this host); empty when it can.
 PC_API std::string why_unreachable(const std::string& own_address, const std::string& peer_address);
 
 }  // namespace pipecomm

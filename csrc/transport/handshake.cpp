@@ -7,13 +7,11 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
-#include <fstream>
-#include <sstream>
 
+#include "transport/greeting.h"
 #include "transport/header.h"
 #include "transport/progress.h"
 
@@ -22,8 +20,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Callers that have not said hello; beyond this the oldest is dropped, so that idle probes cannot use up descriptors.
-constexpr std::size_t kMaxStrangers = 64;
 constexpr int kPollMs = 50;
 
 struct Hello {
@@ -36,30 +32,17 @@ struct Hello {
 };
 constexpr char kMagic[8] = {'p', 'i', 'p', 'e', 'c', 'o', 'm', 'm'};
 
-std::string read_boot_id() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string text;
-  std::getline(file, text);
-  return text.empty() ? "unknown" : text;
-}
-
-std::string read_network_namespace() {
-  struct stat info{};
-  return ::stat("/proc/self/ns/net", &info) == 0 ? std::to_string(info.st_ino) : "unknown";
-}
-
 class Handshake {
  public:
-  Handshake(const Fd& listener, const Address& own, int rank, const std::vector<std::string>& addresses,
+  Handshake(const Fd& listener, const Address& own, int rank, const std::vector<Address>& addresses,
             const CommunicatorOptions& options)
       : listener_(listener),
         own_(own),
         rank_(rank),
-        options_(options),
+        addresses_(addresses),
+        greeting_(rank, addresses.size(), options),
         links_(addresses.size()),
-        calls_(addresses.size()) {
-    for (const std::string& address : addresses) addresses_.push_back(Address::parse(address));
-  }
+        calls_(addresses.size()) {}
 
   std::vector<std::optional<Lifeline>> run(Nanoseconds timeout, const InterruptCheck& interrupt) {
     const auto deadline = Clock::now() + timeout;
@@ -78,12 +61,16 @@ class Handshake {
   }
 
  private:
-  std::string where() const { return " (rank " + std::to_string(rank_) + ", process group '" + options_.name + "')"; }
-  int size() const { return static_cast<int>(addresses_.size()); }
+  int size() const { return greeting_.size(); }
+
+  bool is_missing(int peer) const {
+    const auto index = static_cast<std::size_t>(peer);
+    return peer != rank_ && !links_[index] && !is_remote(own_, addresses_[index]);
+  }
 
   bool is_complete() const {
     for (int peer = 0; peer < size(); ++peer) {
-      if (peer != rank_ && !links_[static_cast<std::size_t>(peer)]) return false;
+      if (is_missing(peer)) return false;
     }
     return true;
   }
@@ -102,27 +89,27 @@ class Handshake {
   void call_lower_ranks() {
     for (int peer = 0; peer < rank_; ++peer) {
       const auto index = static_cast<std::size_t>(peer);
-      if (links_[index] || calls_[index]) continue;
+      if (!is_missing(peer) || calls_[index]) continue;
       const SocketStatus status = connect_abstract(addresses_[index].name, calls_[index]);
-      if (status == SocketStatus::closed) fail_lost(peer);
+      if (status == SocketStatus::closed) greeting_.fail_lost(peer);
       if (status != SocketStatus::ok) continue;
       check_user(calls_[index], peer);
-      send_message(calls_[index], hello_bytes(addresses_[index].token, options_.settings, false), own_doorbell_fd());
+      send_message(calls_[index], hello_bytes(addresses_[index].token, greeting_.settings(), false), own_doorbell_fd());
     }
   }
 
   void read_answers() {
     for (int peer = 0; peer < rank_; ++peer) {
       const auto index = static_cast<std::size_t>(peer);
-      if (links_[index] || !calls_[index]) continue;
+      if (!is_missing(peer) || !calls_[index]) continue;
       SocketMessage message;
       const SocketStatus status = receive_message(calls_[index], message);
       if (status == SocketStatus::would_block) continue;
-      if (status == SocketStatus::closed) fail_lost(peer);
+      if (status == SocketStatus::closed) greeting_.fail_lost(peer);
       const Hello hello = parse_hello(message);
       const std::string text = message.bytes.substr(sizeof(Hello));
       if (hello.is_refusal != 0) throw Error(ErrorKind::config, text);
-      check_same(hello, text, peer);
+      greeting_.check_same(hello.version, hello.size, text, peer);
       links_[index].emplace(std::move(calls_[index]), Segment::adopt(message.fd.release(), kDoorbellNbytes));
     }
   }
@@ -151,14 +138,14 @@ class Handshake {
     if (message.bytes.size() < sizeof(Hello)) return;
     const Hello hello = parse_hello(message);
     if (own_.token.compare(0, own_.token.size(), hello.token, sizeof(hello.token)) != 0) return;
-    if (hello.rank <= rank_ || hello.rank >= size() || links_[static_cast<std::size_t>(hello.rank)]) return;
+    if (hello.rank <= rank_ || hello.rank >= size() || !is_missing(hello.rank)) return;
     try {
-      check_same(hello, message.bytes.substr(sizeof(Hello)), hello.rank);
+      greeting_.check_same(hello.version, hello.size, message.bytes.substr(sizeof(Hello)), hello.rank);
     } catch (const Error& error) {
       send_message(caller, hello_bytes("", error.what(), true));
       throw;
     }
-    send_message(caller, hello_bytes("", options_.settings, false), own_doorbell_fd());
+    send_message(caller, hello_bytes("", greeting_.settings(), false), own_doorbell_fd());
     links_[static_cast<std::size_t>(hello.rank)].emplace(std::move(caller),
                                                          Segment::adopt(message.fd.release(), kDoorbellNbytes));
   }
@@ -174,30 +161,8 @@ class Handshake {
     const uid_t uid = peer_identity(socket).uid;
     if (uid == ::geteuid()) return;
     throw Error(ErrorKind::transport, "expected rank " + std::to_string(peer) + " to run as user id " +
-                                          std::to_string(::geteuid()) + "; got " + std::to_string(uid) + where() +
-                                          "; start all ranks as one user");
-  }
-
-  void check_same(const Hello& hello, const std::string& settings, int peer) const {
-    const std::string who = "rank " + std::to_string(peer);
-    if (hello.version != kWireVersion) {
-      throw Error(ErrorKind::config, "expected wire version " + std::to_string(kWireVersion) + " from " + who +
-                                         "; got " + std::to_string(hello.version) + where() +
-                                         "; install one pipecomm everywhere");
-    }
-    if (hello.size != size()) {
-      throw Error(ErrorKind::config, "expected " + std::to_string(size()) + " ranks; " + who + " was started for " +
-                                         std::to_string(hello.size) + where());
-    }
-    if (settings != options_.settings) {
-      throw Error(ErrorKind::config, "expected the settings '" + options_.settings + "' from " + who + "; got '" +
-                                         settings + "'" + where() + "; give every rank the same options");
-    }
-  }
-
-  [[noreturn]] void fail_lost(int peer) const {
-    throw Error(ErrorKind::peer_lost, "rank " + std::to_string(peer) + " ended while connecting" + where() +
-                                          "; look at its output for the cause");
+                                          std::to_string(::geteuid()) + "; got " + std::to_string(uid) +
+                                          greeting_.where() + "; start all ranks as one user");
   }
 
   // A rank that connected and died makes the group impossible: no need to wait for the others.
@@ -207,20 +172,16 @@ class Handshake {
       if (!link) continue;
       // A peer that was done sooner may have left with a goodbye, which is then still to be read.
       char first;
-      if (::recv(link->fd(), &first, 1, MSG_PEEK | MSG_DONTWAIT) == 0) fail_lost(peer);
+      if (::recv(link->fd(), &first, 1, MSG_PEEK | MSG_DONTWAIT) == 0) greeting_.fail_lost(peer);
     }
   }
 
   [[noreturn]] void fail_missing(Nanoseconds timeout) const {
-    std::string missing;
+    std::vector<std::string> missing;
     for (int peer = 0; peer < size(); ++peer) {
-      if (peer != rank_ && !links_[static_cast<std::size_t>(peer)])
-        missing += (missing.empty() ? "" : ", ") + std::to_string(peer);
+      if (is_missing(peer)) missing.push_back(std::to_string(peer));
     }
-    throw Error(ErrorKind::link_timeout, "expected all " + std::to_string(size()) + " ranks to connect within " +
-                                             std::to_string(timeout.count() / 1'000'000'000) +
-                                             " s; no answer from rank " + missing + where() +
-                                             "; check that it runs, or raise the timeout");
+    greeting_.fail_missing(missing, timeout);
   }
 
   void wait_for_news() const {
@@ -237,8 +198,8 @@ class Handshake {
   const Fd& listener_;
   const Address& own_;
   const int rank_;
-  const CommunicatorOptions& options_;
-  std::vector<Address> addresses_;
+  const std::vector<Address>& addresses_;
+  const Greeting greeting_;
   std::vector<std::optional<Lifeline>> links_;
   std::vector<Fd> calls_;
   std::vector<Fd> strangers_;
@@ -246,42 +207,8 @@ class Handshake {
 
 }  // namespace
 
-Address Address::make_own() {
-  return {read_boot_id(), read_network_namespace(), std::to_string(::geteuid()), "pipecomm-" + random_hex(16),
-          random_hex(16)};
-}
-
-std::string Address::to_string() const {
-  return boot_id + "|" + network_namespace + "|" + uid + "|" + name + "|" + token;
-}
-
-Address Address::parse(const std::string& text) {
-  std::istringstream stream(text);
-  Address address;
-  for (std::string* field :
-       {&address.boot_id, &address.network_namespace, &address.uid, &address.name, &address.token}) {
-    if (!std::getline(stream, *field, '|')) {
-      throw Error(ErrorKind::transport, "expected an address of five fields; got '" + text + "'");
-    }
-  }
-  return address;
-}
-
-std::string why_unreachable(const std::string& own_address, const std::string& peer_address) {
-  const Address own = Address::parse(own_address);
-  const Address peer = Address::parse(peer_address);
-  if (own.boot_id != peer.boot_id)
-    return "it runs on another host (boot id " + peer.boot_id + ", here " + own.boot_id + ")";
-  if (own.network_namespace != peer.network_namespace) {
-    return "it runs in another network namespace (" + peer.network_namespace + ", here " + own.network_namespace +
-           "), where AF_UNIX sockets cannot reach";
-  }
-  if (own.uid != peer.uid) return "it runs as user id " + peer.uid + ", here " + own.uid;
-  return "";
-}
-
 std::vector<std::optional<Lifeline>> shake_hands(const Fd& listener, const Address& own, int rank,
-                                                 const std::vector<std::string>& addresses,
+                                                 const std::vector<Address>& addresses,
                                                  const CommunicatorOptions& options, Nanoseconds timeout,
                                                  const InterruptCheck& interrupt) {
   return Handshake(listener, own, rank, addresses, options).run(timeout, interrupt);

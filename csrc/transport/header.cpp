@@ -37,18 +37,33 @@ struct FixedHeader {
 };
 static_assert(sizeof(FixedHeader) == kFixedHeaderNbytes);
 
-constexpr std::array<std::uint32_t, 256> make_crc_table() {
-  std::array<std::uint32_t, 256> table{};
+// tables[k][b]: what byte b does to the sum with k more bytes behind it; eight bytes are then summed at once.
+using CrcTables = std::array<std::array<std::uint32_t, 256>, 8>;
+
+constexpr CrcTables make_crc_tables() {
+  CrcTables tables{};
   for (std::uint32_t i = 0; i < 256; ++i) {
     std::uint32_t value = i;
     for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ ((value & 1u) ? 0x82f63b78u : 0u);
-    table[i] = value;
+    tables[0][i] = value;
   }
-  return table;
+  for (std::size_t k = 1; k < tables.size(); ++k) {
+    for (std::size_t i = 0; i < 256; ++i) {
+      const std::uint32_t value = tables[k - 1][i];
+      tables[k][i] = (value >> 8) ^ tables[0][value & 0xffu];
+    }
+  }
+  return tables;
 }
 
-void require(bool holds, const std::string& expected) {
-  if (!holds) throw Error(ErrorKind::transport, "message header refused: expected " + expected);
+[[noreturn]] void refuse(const std::string& expected) {
+  throw Error(ErrorKind::transport, "message header refused: expected " + expected);
+}
+
+// The text is put together only when it is needed: this runs many times for every message.
+template <typename... Got>
+void require(bool holds, const char* expected, const Got&... got) {
+  if (!holds) refuse((std::string(expected) + ... + std::to_string(got)));
 }
 
 // Product of the extents times the element size, refused when negative or beyond any machine.
@@ -56,36 +71,42 @@ std::uint64_t checked_nbytes(DType dtype, const std::vector<std::int64_t>& shape
   std::uint64_t nbytes = dtype_nbytes(dtype);
   bool is_empty = false;
   for (const std::int64_t extent : shape) {
-    require(extent >= 0, "extents of 0 or more; got " + std::to_string(extent));
+    require(extent >= 0, "extents of 0 or more; got ", extent);
     if (extent == 0) is_empty = true;
     const auto factor = static_cast<std::uint64_t>(extent == 0 ? 1 : extent);
-    require(nbytes <= kMaxTensorNbytes / factor,
-            "a tensor of at most 2^42 bytes; got " + describe_tensor(dtype, shape));
+    if (nbytes > kMaxTensorNbytes / factor)
+      refuse("a tensor of at most 2^42 bytes; got " + describe_tensor(dtype, shape));
     nbytes *= factor;
   }
   return is_empty ? 0 : nbytes;
 }
 
 void check_fixed(const FixedHeader& fixed, std::size_t available) {
-  require(fixed.magic == kMagic, "the magic number PCM1; got " + std::to_string(fixed.magic));
-  require(fixed.version == kWireVersion,
-          "wire version " + std::to_string(kWireVersion) + "; got " + std::to_string(fixed.version));
-  require(fixed.ndim <= kMaxDims, "at most 16 dimensions; got " + std::to_string(fixed.ndim));
+  require(fixed.magic == kMagic, "the magic number PCM1; got ", fixed.magic);
+  require(fixed.version == kWireVersion, "the wire version of this build; got ", fixed.version);
+  require(fixed.ndim <= kMaxDims, "at most 16 dimensions; got ", fixed.ndim);
   require(fixed.header_nbytes == kFixedHeaderNbytes + 8u * fixed.ndim && fixed.header_nbytes <= available,
-          "a header length that fits its record; got " + std::to_string(fixed.header_nbytes));
-  require(is_known_dtype(fixed.dtype), "a known dtype; got " + std::to_string(fixed.dtype));
-  require(is_known_codec(fixed.codec, fixed.group_size), "a known codec; got " + std::to_string(fixed.codec));
-  require(fixed.direction <= static_cast<std::uint8_t>(Direction::backward),
-          "a known direction; got " + std::to_string(fixed.direction));
+          "a header length that fits its record; got ", fixed.header_nbytes);
+  require(is_known_dtype(fixed.dtype), "a known dtype; got ", fixed.dtype);
+  require(codec_from_wire(fixed.codec, fixed.group_size).has_value(), "a known codec; got ", fixed.codec);
+  require(fixed.direction <= static_cast<std::uint8_t>(Direction::backward), "a known direction; got ",
+          fixed.direction);
   require(fixed.num_parts > 0 && fixed.part_index < fixed.num_parts, "a part index below the number of parts");
 }
 
 }  // namespace
 
 std::uint32_t crc32c(std::span<const std::byte> bytes) {
-  static constexpr auto kTable = make_crc_table();
+  static constexpr CrcTables kTables = make_crc_tables();
   std::uint32_t crc = ~0u;
-  for (const std::byte byte : bytes) crc = (crc >> 8) ^ kTable[(crc ^ static_cast<std::uint32_t>(byte)) & 0xffu];
+  for (; bytes.size() >= 8; bytes = bytes.subspan(8)) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes.data(), sizeof(word));
+    word ^= crc;
+    crc = 0;
+    for (std::size_t i = 0; i < 8; ++i) crc ^= kTables[7 - i][(word >> (8 * i)) & 0xffu];
+  }
+  for (const std::byte byte : bytes) crc = (crc >> 8) ^ kTables[0][(crc ^ static_cast<std::uint32_t>(byte)) & 0xffu];
   return ~crc;
 }
 
@@ -94,7 +115,7 @@ void write_header(const MessageHeader& header, std::byte* out) {
   fixed.magic = kMagic;
   fixed.version = kWireVersion;
   fixed.header_nbytes = static_cast<std::uint16_t>(header.nbytes());
-  fixed.codec = static_cast<std::uint8_t>(header.codec.id);
+  fixed.codec = wire_id(header.codec);
   fixed.dtype = static_cast<std::uint8_t>(header.dtype);
   fixed.ndim = static_cast<std::uint8_t>(header.shape.size());
   fixed.direction = static_cast<std::uint8_t>(header.key.direction);
@@ -115,7 +136,7 @@ void write_header(const MessageHeader& header, std::byte* out) {
 }
 
 MessageHeader read_header(std::span<const std::byte> bytes) {
-  require(bytes.size() >= kFixedHeaderNbytes, "at least 64 bytes; got " + std::to_string(bytes.size()));
+  require(bytes.size() >= kFixedHeaderNbytes, "at least 64 bytes; got ", bytes.size());
   FixedHeader fixed;
   std::memcpy(&fixed, bytes.data(), sizeof(fixed));
   check_fixed(fixed, bytes.size());
@@ -126,7 +147,7 @@ MessageHeader read_header(std::span<const std::byte> bytes) {
 
   MessageHeader header;
   header.key = {fixed.tag, static_cast<Direction>(fixed.direction), fixed.microbatch, fixed.epoch};
-  header.codec = {static_cast<CodecId>(fixed.codec), fixed.group_size};
+  header.codec = *codec_from_wire(fixed.codec, fixed.group_size);
   header.dtype = static_cast<DType>(fixed.dtype);
   header.requires_grad = (fixed.flags & kRequiresGrad) != 0;
   header.absent = (fixed.flags & kAbsent) != 0;

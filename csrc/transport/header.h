@@ -15,8 +15,10 @@ namespace pipecomm {
 inline constexpr std::uint16_t kWireVersion = 1;
 inline constexpr std::size_t kFixedHeaderNbytes = 64;
 inline constexpr std::size_t kMaxHeaderNbytes = kFixedHeaderNbytes + 8 * kMaxDims;
-// Tensor bytes, or the wire bytes of whole groups, per record. Both ends split alike, so it is part of the format.
+// Wire bytes of whole groups per record, at most. Both ends split alike, so it is part of the format.
 inline constexpr std::size_t kChunkNbytes = std::size_t{256} << 10;
+// Bytes of a raw tensor per record: small enough that the copies in and out overlap. A reader takes any length.
+inline constexpr std::size_t kRawChunkNbytes = std::size_t{64} << 10;
 
 struct MessageHeader {
   MessageKey key;

@@ -72,6 +72,16 @@ std::vector<TransferPtr> Inbox::begin_epoch(std::uint32_t epoch) {
   return take_if([&](const TransferState& receive) { return receive.key.epoch < epoch; });
 }
 
+std::string Inbox::describe() const {
+  std::string text;
+  for (const TransferPtr& receive : posted_) text += describe_pending(*receive);
+  for (const InMessagePtr& message : parked_) {
+    text += "  message from rank " + std::to_string(message->source) + " (" + describe_key(message->key) + ") of " +
+            std::to_string(message->payload) + " bytes, that no receive asks for\n";
+  }
+  return text;
+}
+
 bool Inbox::expects_from(int source) const {
   for (const TransferPtr& receive : posted_) {
     if (receive->peer() == source || receive->peer() == kAnySource) return true;

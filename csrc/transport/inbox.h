@@ -56,6 +56,8 @@ class Inbox {
     });
     return taken;
   }
+  // Receives that wait and messages that nobody has asked for, a line each.
+  std::string describe() const;
   bool expects_from(int source) const;
   bool is_over_parking_limit() const { return parked_nbytes() > max_parked_nbytes_; }
 

@@ -16,12 +16,23 @@ struct Prefix {
 
 }  // namespace
 
-void Lifeline::send(ControlKind kind, std::uint64_t value, const std::string& text, int fd) {
-  if (!socket_) return;
+std::string pack_control(ControlKind kind, std::uint64_t value, const std::string& text) {
   const Prefix prefix{static_cast<std::uint32_t>(kind), 0, value};
   std::string bytes(reinterpret_cast<const char*>(&prefix), sizeof(prefix));
-  bytes += text.substr(0, kMaxSocketMessageNbytes - sizeof(prefix));
-  outgoing_.push_back({std::move(bytes), fd});
+  return bytes + text.substr(0, kMaxSocketMessageNbytes - sizeof(prefix));
+}
+
+Control unpack_control(SocketMessage message) {
+  Prefix prefix;
+  if (message.bytes.size() < sizeof(prefix)) throw Error(ErrorKind::transport, "control message refused: too short");
+  std::memcpy(&prefix, message.bytes.data(), sizeof(prefix));
+  return {static_cast<ControlKind>(prefix.kind), prefix.value, message.bytes.substr(sizeof(prefix)),
+          std::move(message.fd)};
+}
+
+void Lifeline::send(ControlKind kind, std::uint64_t value, const std::string& text, int fd) {
+  if (!socket_) return;
+  outgoing_.push_back({pack_control(kind, value, text), fd});
   flush();
 }
 
@@ -53,11 +64,7 @@ std::optional<Control> Lifeline::receive() {
     socket_.reset();
     return std::nullopt;
   }
-  Prefix prefix;
-  if (message.bytes.size() < sizeof(prefix)) throw Error(ErrorKind::transport, "control message refused: too short");
-  std::memcpy(&prefix, message.bytes.data(), sizeof(prefix));
-  return Control{static_cast<ControlKind>(prefix.kind), prefix.value, message.bytes.substr(sizeof(prefix)),
-                 std::move(message.fd)};
+  return unpack_control(std::move(message));
 }
 
 }  // namespace pipecomm

@@ -18,7 +18,9 @@ enum class ControlKind : std::uint32_t {
   ring_made = 2,    // to the sender: here it is (with a descriptor)
   refused = 3,      // to a sender: the message number `value` did not fit what was asked for; text says why
   abort = 4,        // epoch `value` is given up; text says why
-  goodbye = 5,      // closed on purpose
+  goodbye = 5,      // closed on purpose; text says which rank was lost before that, if one was
+  accepted = 6,     // to a sender, in strict mode: a receive is posted for message number `value`
+  lost = 7,         // from a bridge: the peer, on another host, cannot be reached any more; text says why
 };
 
 struct Control {
@@ -27,6 +29,11 @@ struct Control {
   std::string text;
   Fd fd;
 };
+
+// As a message of the socket, for those who relay it.
+std::string pack_control(ControlKind kind, std::uint64_t value, const std::string& text);
+// Throws a transport error when it is none.
+Control unpack_control(SocketMessage message);
 
 class Lifeline {
  public:
@@ -41,7 +48,10 @@ class Lifeline {
   // The next control message; closes and gives nothing at end of file.
   std::optional<Control> receive();
   void wake_peer() { ring_doorbell(*reinterpret_cast<DoorbellWords*>(peer_doorbell_.data())); }
-  void close() { socket_.reset(); }
+  void close() {
+    socket_.reset();
+    wake_peer();
+  }
 
  private:
   struct Outgoing {

@@ -13,15 +13,17 @@ Link::Link(int peer, Lifeline lifeline, Inbox& inbox, const CommunicatorOptions&
       options_(options),
       events_(std::move(events)),
       lifeline_(std::move(lifeline)),
-      sender_(options.emulation),
-      receiver_(peer, inbox, options.pool, [this](std::uint64_t seq, const std::string& text) {
-        lifeline_.send(ControlKind::refused, seq, text);
-      }) {}
+      sender_(options.emulation, options.limits),
+      receiver_(
+          peer, inbox, options.pool,
+          [this](std::uint64_t seq, const std::string& text) { lifeline_.send(ControlKind::refused, seq, text); },
+          [this](std::uint64_t seq) {
+            if (options_.limits.is_strict) lifeline_.send(ControlKind::accepted, seq, "");
+          }) {}
 
 bool Link::poll() {
-  bool moved = false;
+  bool moved = push();
   try {
-    if (!gone_) moved |= sender_.pump(counters_);
     const std::uint64_t received_before = counters_.messages_received;
     moved |= receiver_.pump(counters_, [this] { lifeline_.wake_peer(); });
     if (counters_.messages_received != received_before) last_received_ns_ = now_ns();
@@ -29,8 +31,16 @@ bool Link::poll() {
   } catch (const Error& error) {
     break_off(error);
   }
-  if (moved) lifeline_.wake_peer();
   return moved;
+}
+
+bool Link::push() {
+  try {
+    return !gone_ && sender_.pump(counters_, [this] { lifeline_.wake_peer(); });
+  } catch (const Error& error) {
+    break_off(error);
+    return false;
+  }
 }
 
 void Link::poll_socket() {
@@ -70,19 +80,26 @@ void Link::handle(Control& control) {
       if (!sender_.complain(control.value, error)) std::fprintf(stderr, "pipecomm: %s\n", error.what());
       break;
     }
+    case ControlKind::accepted:
+      sender_.accept(control.value);
+      break;
     case ControlKind::abort:
       events_.on_abort(static_cast<std::uint32_t>(control.value), control.text);
       break;
     case ControlKind::goodbye:
-      mark_gone(ErrorKind::transport, "it closed the process group");
+      if (control.text.empty()) mark_gone(ErrorKind::transport, "it closed the process group");
+      mark_gone(ErrorKind::peer_lost, "it has given up because " + control.text);
+      break;
+    case ControlKind::lost:
+      mark_gone(ErrorKind::peer_lost, control.text);
       break;
   }
 }
 
 void Link::offer_ring() {
   if (receiver_.has_ring()) return;
-  RingReader& ring = receiver_.make_ring(options_.ring_nbytes);
-  lifeline_.send(ControlKind::ring_made, ring_segment_nbytes(options_.ring_nbytes), "", ring.fd());
+  RingReader& ring = receiver_.make_ring(options_.limits.max_nbytes);
+  lifeline_.send(ControlKind::ring_made, ring_segment_nbytes(options_.limits.max_nbytes), "", ring.fd());
 }
 
 // What came from the peer cannot be believed: nothing more is taken from it.
@@ -108,6 +125,14 @@ void Link::end_when_drained() {
   if (!receiver_.is_drained() && !receiver_.is_blocked()) return;
   has_announced_end_ = true;
   events_.on_gone(*this);
+}
+
+std::string Link::describe() const {
+  std::string text = sender_.describe();
+  if (const TransferPtr receive = receiver_.current_receive()) text += describe_pending(*receive);
+  text += "  " + last_activity();
+  if (gone_) text += std::string("; ") + gone_->what();
+  return text + (is_blocked() ? "; the next one, that no receive asks for, waits in the ring\n" : "\n");
 }
 
 std::string Link::last_activity() const {

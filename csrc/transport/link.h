@@ -23,6 +23,8 @@ class Link {
   Link(int peer, Lifeline lifeline, Inbox& inbox, const CommunicatorOptions& options, Events events);
 
   bool poll();
+  // Writes what is to be sent, as far as there is credit; true if anything was.
+  bool push();
   void poll_socket();
   std::int64_t due_ns() const { return receiver_.due_ns(); }
 
@@ -32,6 +34,8 @@ class Link {
   bool is_lost() const { return gone_ && gone_->kind() != ErrorKind::transport; }
   // True when a record waits in front that nobody asks for.
   bool is_blocked() const { return receiver_.is_blocked(); }
+  // What is pending, a line each.
+  std::string describe() const;
   // "last message from rank 1: 0.3 s ago" or "... none so far".
   std::string last_activity() const;
 

@@ -5,13 +5,15 @@
 #include <optional>
 #include <vector>
 
+#include "transport/bridge.h"
 #include "transport/communicator.h"
 #include "transport/lifeline.h"
 
 namespace pipecomm {
 
-// lifelines[i] leads to rank i; none for `rank` itself. The communicator closes when its last user lets go.
+// lifelines[i] leads to rank i, by a bridge where it is remote; none for `rank` itself. The communicator closes when
+// its last user lets go.
 std::shared_ptr<Communicator> make_communicator(int rank, std::vector<std::optional<Lifeline>> lifelines,
-                                                CommunicatorOptions options);
+                                                Bridges bridges, CommunicatorOptions options);
 
 }  // namespace pipecomm

@@ -2,6 +2,7 @@
 #include "transport/progress.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -17,22 +18,24 @@ namespace {
 constexpr std::int64_t kMaxSleepNs = 100'000'000;
 // Under load, sockets are looked at this often.
 constexpr std::int64_t kSocketPeriodNs = 1'000'000;
-// A waiter polls this long before it sleeps: about the cost of a sleep and a wake.
-constexpr std::int64_t kSpinNs = 15'000;
+// A waiter polls this long before it sleeps: a few times the cost of a sleep and a wake, and what an answer takes.
+constexpr std::int64_t kSpinNs = 40'000;
+// The comm thread stands by this long at first; twice as long each time that one wait lasts all the while.
+constexpr std::int64_t kStandByNs = 300'000;
 
 std::atomic<Progress*> g_instance{nullptr};
 std::atomic<bool> g_is_forked_child{false};
 std::mutex g_make_mutex;
-// For the fork handler, which may not lock: written under Progress::mutex_, read in the child where no thread runs.
-std::vector<std::shared_ptr<Pollable>>* g_pollables = nullptr;
-
-void in_forked_child() {
-  if (g_instance.load() == nullptr) return;
-  g_is_forked_child.store(true);
-  for (const auto& pollable : *g_pollables) pollable->forget_after_fork();
-}
-
 }  // namespace
+
+void Progress::in_forked_child() {
+  Progress* made = g_instance.load();
+  if (made == nullptr) return;
+  g_is_forked_child.store(true);
+  // Without the lock, which a thread that is not there may hold: no thread runs here.
+  for (const auto& pollable : made->pollables_) pollable->forget_after_fork();
+  made->report_socket_.forget_after_fork();
+}
 
 std::int64_t now_ns() {
   timespec time{};
@@ -56,7 +59,6 @@ Progress& Progress::instance() {
 }
 
 Progress::Progress() {
-  g_pollables = &pollables_;
   std::thread([this] { run(); }).detach();
 }
 
@@ -69,17 +71,30 @@ void Progress::remove(const Pollable* pollable) {
 }
 
 void Progress::exclusively(const std::function<void()>& action) {
-  num_waiters_.fetch_add(1);  // the comm thread makes way
   std::vector<std::shared_ptr<void>> dropped;
+  const auto kick_at_end = [this] {
+    num_wanting_lock_.fetch_sub(1);
+    num_open_.load() > 0 ? kick_now() : kick();
+  };
+  num_wanting_lock_.fetch_add(1);
   try {
     const std::lock_guard lock(mutex_);
     action();
     dropped.swap(to_drop_);
   } catch (...) {
-    leave();
+    kick_at_end();
     throw;
   }
-  leave();
+  kick_at_end();
+}
+
+bool Progress::exclusively_if_free(const std::function<void()>& action) {
+  std::vector<std::shared_ptr<void>> dropped;  // outlives the lock
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return false;
+  action();
+  dropped.swap(to_drop_);
+  return true;
 }
 
 bool Progress::poll_all() {
@@ -105,14 +120,34 @@ bool Progress::poll_one(Pollable& pollable) {
 
 void Progress::poll_all_sockets() {
   for (const auto& pollable : pollables_) pollable->poll_sockets();
-  sockets_polled_ns_.store(now_ns());
+  const std::int64_t now = now_ns();
+  sockets_polled_ns_.store(now);
+  if (now - report_served_ns_ < kMaxSleepNs) return;
+  report_served_ns_ = now;
+  report_socket_.serve([this] { return hang_report(); });
 }
 
-bool Progress::poll_if_free(bool with_sockets) {
+std::string Progress::hang_report() const {
+  std::string text = "process " + std::to_string(::getpid()) + "\n";
+  for (const auto& pollable : pollables_) text += pollable->describe();
+  return text;
+}
+
+bool Progress::poll_if_free() {
+  if (num_wanting_lock_.load() > 0) return false;
+  bool moved = false;
+  exclusively_if_free([&] {
+    if (now_ns() - sockets_polled_ns_.load() > kSocketPeriodNs) poll_all_sockets();
+    moved = poll_all();
+  });
+  return moved;
+}
+
+// After listen(). Waits for the lock: what its holder has left, or what came meanwhile, must not be slept over.
+bool Progress::poll_before_sleep() {
   std::vector<std::shared_ptr<void>> dropped;  // outlives the lock
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return false;
-  if (with_sockets || now_ns() - sockets_polled_ns_.load() > kSocketPeriodNs) poll_all_sockets();
+  const std::lock_guard lock(mutex_);
+  poll_all_sockets();
   const bool moved = poll_all();
   dropped.swap(to_drop_);
   return moved;
@@ -120,24 +155,37 @@ bool Progress::poll_if_free(bool with_sockets) {
 
 std::int64_t Progress::sleep_limit_ns() const { return std::min(kMaxSleepNs, due_ns_.load() - now_ns()); }
 
-void Progress::leave() {
-  num_waiters_.fetch_sub(1);
-  futex_wake_private(num_waiters_);
+void Progress::call_comm_thread() {
+  calls_.fetch_add(1);
+  if (stands_by_.load()) futex_wake_private(calls_);
+}
+
+void Progress::kick_now() {
   kick();
+  if (num_waiters_.load() == 0) call_comm_thread();
+}
+
+void Progress::leave(std::int64_t entered_ns) {
+  if (num_waiters_.fetch_sub(1) > 1) return kick();  // another one polls from now on
+  // After a long wait the comm thread may stand by for long.
+  if (num_open_.load() > 0 || now_ns() - entered_ns > kStandByNs) call_comm_thread();
 }
 
 bool Progress::wait_until(const std::function<bool()>& done, std::int64_t deadline_ns,
                           const InterruptCheck& interrupt) {
   if (done()) return true;
-  num_waiters_.fetch_add(1);
-  struct Leave {
+  struct Waiting {
     Progress& progress;
-    ~Leave() { progress.leave(); }
-  } leave_at_end{*this};
-  std::int64_t spin_until = now_ns() + kSpinNs;
-  std::int64_t interrupt_at = now_ns();
+    std::int64_t entered_ns = now_ns();
+    ~Waiting() { progress.leave(entered_ns); }
+  };
+  num_waits_.fetch_add(1);
+  num_waiters_.fetch_add(1);
+  const Waiting waiting{*this};
+  std::int64_t spin_until = waiting.entered_ns + kSpinNs;
+  std::int64_t interrupt_at = waiting.entered_ns + kMaxSleepNs;
   while (true) {
-    const bool moved = poll_if_free(false);
+    const bool moved = poll_if_free();
     if (done()) return true;
     const std::int64_t now = now_ns();
     if (now >= deadline_ns) return false;
@@ -146,9 +194,13 @@ bool Progress::wait_until(const std::function<bool()>& done, std::int64_t deadli
       interrupt_at = now + kMaxSleepNs;
     }
     if (moved) spin_until = now + kSpinNs;
-    if (moved || now < spin_until) continue;
+    if (moved) continue;
+    if (now < spin_until) {
+      ::sched_yield();
+      continue;
+    }
     const std::uint32_t seen = doorbell_.listen();
-    if (poll_if_free(true) || done()) {
+    if (poll_before_sleep() || done()) {
       doorbell_.stop_listening();
       continue;
     }
@@ -156,22 +208,29 @@ bool Progress::wait_until(const std::function<bool()>& done, std::int64_t deadli
   }
 }
 
+// While threads wait, or did so a moment ago, they move everything. False: it is the comm thread's turn.
+bool Progress::stand_by() {
+  const std::uint32_t calls = calls_.load();
+  const std::uint32_t num_waits = num_waits_.load();
+  const bool is_led = num_waiters_.load() > 0;
+  if (!is_led && num_waits == num_waits_seen_) return false;
+  const bool is_same_wait = is_led && num_waits == num_waits_seen_;
+  stand_by_ns_ = is_same_wait ? std::min(2 * stand_by_ns_, kMaxSleepNs) : kStandByNs;
+  num_waits_seen_ = num_waits;
+  stands_by_.store(true);
+  futex_wait_private(calls_, calls, std::chrono::nanoseconds(stand_by_ns_));
+  stands_by_.store(false);
+  return num_waiters_.load() > 0 || calls_.load() == calls;
+}
+
 void Progress::run() {
   ::pthread_setname_np(::pthread_self(), "pipecomm");
   ::prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);  // emulated arrivals are due to the microsecond
-  bool has_polled = false;
   while (true) {
-    const std::uint32_t waiters = num_waiters_.load();
-    if (waiters > 0) {
-      // A waiter that found the lock taken may have gone to sleep: what is left is its to poll.
-      if (std::exchange(has_polled, false)) kick();
-      futex_wait_private(num_waiters_, waiters, std::chrono::nanoseconds(kMaxSleepNs));
-      continue;
-    }
-    has_polled = true;
-    if (poll_if_free(false)) continue;
+    if (stand_by()) continue;
+    if (poll_if_free()) continue;
     const std::uint32_t seen = doorbell_.listen();
-    if (poll_if_free(true)) {
+    if (poll_before_sleep()) {
       doorbell_.stop_listening();
       continue;
     }

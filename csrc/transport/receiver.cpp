@@ -9,16 +9,16 @@
 namespace pipecomm {
 namespace {
 
-// Records taken before others get their turn under the progress lock.
-constexpr int kRecordsPerPump = 4;
+// Bytes taken before others get their turn under the progress lock.
+constexpr std::size_t kNbytesPerPump = std::size_t{1} << 20;
 
 }  // namespace
 
 bool Receiver::pump(LinkCounters& counters, const std::function<void()>& wake_writer) {
   due_ns_ = INT64_MAX;
   is_blocked_ = false;
-  int num_taken = 0;
-  while (ring_ && num_taken < kRecordsPerPump) {
+  std::size_t taken_nbytes = 0;
+  while (ring_ && taken_nbytes < kNbytesPerPump) {
     const auto record = ring_->front();
     if (!record) break;
     if (record->info.ready_ns > now_ns()) {
@@ -38,10 +38,10 @@ bool Receiver::pump(LinkCounters& counters, const std::function<void()>& wake_wr
     message_->wire += record->info.nbytes;
     take_chunk(record->data + header_nbytes, record->info.nbytes - header_nbytes);
     if (ring_->pop()) wake_writer();
-    ++num_taken;
+    taken_nbytes += record->info.nbytes;
     if (wire_left_ == 0) end_part(counters);
   }
-  return num_taken > 0;
+  return taken_nbytes > 0;
 }
 
 bool Receiver::is_drained() {
@@ -78,6 +78,8 @@ bool Receiver::begin_part(const MessageHeader& header) {
   part.absent = header.absent;
   message_->parts.push_back(std::move(part));
   prepare_target();
+  const bool is_refused = message_->error.has_value();
+  if (header.part_index == 0 && !is_refused && (message_->receiver || message_->is_dropped)) accept_(message_->seq);
   return true;
 }
 
@@ -133,7 +135,8 @@ void Receiver::take_chunk(const std::byte* data, std::size_t nbytes) {
   const auto begin = static_cast<std::int64_t>(position_);
   const bool is_raw = header_.codec.id == CodecId::raw;
   std::int64_t end = begin;
-  std::size_t expected = std::min<std::size_t>(kChunkNbytes, wire_left_);
+  // A raw chunk may have any length; an empty one only brings the header of an empty tensor.
+  std::size_t expected = nbytes == 0 ? wire_left_ : std::min<std::size_t>(nbytes, wire_left_);
   if (!is_raw && wire_left_ > 0) {
     end = groups_that_fit(header_.codec, grid, begin, kChunkNbytes);
     expected = wire_nbytes(header_.codec, grid, begin, end);
@@ -186,6 +189,7 @@ void Receiver::attach(const InMessagePtr& message, const TransferPtr& receive) {
   if (message->is_dropped) return receive->fail(*message->error);
   message->receiver = receive;
   if (message->is_complete) deliver(message);
+  if (!message->error) accept_(message->seq);
 }
 
 void Receiver::detach(const TransferPtr& receive) {

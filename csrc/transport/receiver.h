@@ -15,9 +15,15 @@ class Receiver {
  public:
   // `refuse(seq, text)` tells the sender that a message did not fit.
   using Refuse = std::function<void(std::uint64_t, const std::string&)>;
+  // `accept(seq)`: a receive is there for that message, or it is dropped on purpose.
+  using Accept = std::function<void(std::uint64_t)>;
 
-  Receiver(int source, Inbox& inbox, std::shared_ptr<Pool> pool, Refuse refuse)
-      : source_(source), inbox_(inbox), pool_(std::move(pool)), refuse_(std::move(refuse)) {}
+  Receiver(int source, Inbox& inbox, std::shared_ptr<Pool> pool, Refuse refuse, Accept accept)
+      : source_(source),
+        inbox_(inbox),
+        pool_(std::move(pool)),
+        refuse_(std::move(refuse)),
+        accept_(std::move(accept)) {}
 
   RingReader& make_ring(std::size_t capacity) { return ring_.emplace(RingReader::create(capacity)); }
   bool has_ring() const { return ring_.has_value(); }
@@ -54,6 +60,7 @@ class Receiver {
   Inbox& inbox_;
   const std::shared_ptr<Pool> pool_;
   const Refuse refuse_;
+  const Accept accept_;
   std::optional<RingReader> ring_;
   std::uint64_t next_seq_ = 0;
   std::int64_t due_ns_ = INT64_MAX;

@@ -59,8 +59,12 @@ RingWriter::RingWriter(Segment segment)
       data_(segment_.data() + kControlNbytes),
       capacity_(checked_capacity(segment_)) {}
 
+std::uint64_t RingWriter::taken() const { return control_->tail.load(); }
+
+void RingWriter::want_ring() { control_->writer_waits.store(1); }
+
 bool RingWriter::has_room(std::size_t needed) const {
-  const std::uint64_t used = head_ - control_->tail.load();
+  const std::uint64_t used = head_ - taken();
   if (used > capacity_) refuse_record(0, used);
   return capacity_ - used >= needed;
 }
@@ -70,7 +74,7 @@ std::byte* RingWriter::reserve(std::size_t nbytes) {
   const std::size_t left_before_end = capacity_ - head_ % capacity_;
   const std::size_t pad = needed > left_before_end ? left_before_end : 0;
   if (!has_room(pad + needed)) {
-    control_->writer_waits.store(1);
+    want_ring();
     if (!has_room(pad + needed)) return nullptr;
   }
   if (pad > 0) {
@@ -118,7 +122,11 @@ std::optional<RingReader::Record> RingReader::front() {
 
 bool RingReader::pop() {
   tail_ = next_;
-  control_->tail.store(tail_);
+  return release(tail_);
+}
+
+bool RingReader::release(std::uint64_t position) {
+  control_->tail.store(position);
   return control_->writer_waits.load() != 0 && control_->writer_waits.exchange(0) != 0;
 }
 

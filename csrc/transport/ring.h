@@ -32,6 +32,11 @@ class PC_API RingWriter {
   std::byte* reserve(std::size_t nbytes);
   // Makes the reserved record visible.
   void publish(const RecordInfo& info);
+  // Bytes of records ever published, and of those that the reader has taken.
+  std::uint64_t published() const { return head_; }
+  std::uint64_t taken() const;
+  // From here on the reader rings when it takes a record; look at taken() once more after this.
+  void want_ring();
 
  private:
   bool has_room(std::size_t needed) const;
@@ -57,6 +62,12 @@ class PC_API RingReader {
   std::optional<Record> front();
   // Gives its room back; true when the writer waits for credit and must be woken.
   bool pop();
+
+  // For a relay, which gives room back later than it goes on: instead of pop(), skip() and then, from any thread,
+  // release() up to a position that has been passed.
+  void skip() { tail_ = next_; }
+  std::uint64_t position() const { return tail_; }
+  bool release(std::uint64_t position);
 
  private:
   explicit RingReader(Segment segment);

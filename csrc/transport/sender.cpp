@@ -9,30 +9,63 @@
 namespace pipecomm {
 namespace {
 
-// Records written before others get their turn under the progress lock.
-constexpr int kRecordsPerPump = 4;
+// Bytes written before others get their turn under the progress lock.
+constexpr std::size_t kNbytesPerPump = std::size_t{1} << 20;
 
 }  // namespace
 
-bool Sender::pump(LinkCounters& counters) {
-  int num_written = 0;
-  while (!queue_.empty() && ring_ && num_written < kRecordsPerPump) {
-    const TransferPtr transfer = queue_.front();
-    if (!write_record(*transfer)) break;
-    ++num_written;
-    if (part_index_ < transfer->to_send.size()) continue;
-    queue_.pop_front();
-    part_index_ = 0;
-    counters.messages_sent += 1;
-    counters.payload_nbytes_sent += transfer->payload;
-    counters.wire_nbytes_sent += transfer->wire;
-    transfer->finish();
-    transfer->release();
+void Sender::post(TransferPtr transfer) {
+  auto place = queue_.end();
+  if (limits_.backward_first && transfer->key.direction == Direction::backward) {
+    const auto may_overtake = [](const TransferPtr& other) { return other->key.direction != Direction::backward; };
+    place = std::find_if(queue_.begin() + (has_begun() ? 1 : 0), queue_.end(), may_overtake);
   }
-  return num_written > 0;
+  queue_.insert(place, std::move(transfer));
 }
 
-bool Sender::write_record(TransferState& transfer) {
+// Of the messages in flight; the reader then rings when it has taken one.
+bool Sender::is_at_limit() {
+  if (limits_.max_messages == 0 || has_begun()) return false;
+  const auto is_full = [&] {
+    std::erase_if(message_ends_, [&](std::uint64_t end) { return end <= ring_->taken(); });
+    return message_ends_.size() >= limits_.max_messages;
+  };
+  if (!is_full()) return false;
+  ring_->want_ring();
+  return is_full();
+}
+
+bool Sender::pump(LinkCounters& counters, const std::function<void()>& wake_reader) {
+  std::size_t written_nbytes = 0;
+  while (!queue_.empty() && ring_ && written_nbytes < kNbytesPerPump) {
+    if (is_at_limit()) break;
+    const TransferPtr transfer = queue_.front();
+    const std::size_t nbytes = write_record(*transfer);
+    if (nbytes == 0) break;
+    wake_reader();
+    written_nbytes += nbytes;
+    if (part_index_ == transfer->to_send.size()) end_message(counters);
+  }
+  return written_nbytes > 0;
+}
+
+void Sender::end_message(LinkCounters& counters) {
+  const TransferPtr transfer = std::move(queue_.front());
+  queue_.pop_front();
+  part_index_ = 0;
+  counters.messages_sent += 1;
+  counters.payload_nbytes_sent += transfer->payload;
+  counters.wire_nbytes_sent += transfer->wire;
+  if (limits_.max_messages > 0) message_ends_.push_back(ring_->published());
+  if (limits_.is_strict && !is_accepted_ && !transfer->is_done()) {
+    not_accepted_.emplace(first_seq_, transfer);
+  } else {
+    transfer->finish();
+  }
+  transfer->release();
+}
+
+std::size_t Sender::write_record(TransferState& transfer) {
   const SendPart& part = transfer.to_send[part_index_];
   MessageHeader header;
   std::size_t header_nbytes = 0;
@@ -42,10 +75,13 @@ bool Sender::write_record(TransferState& transfer) {
   }
   const std::size_t nbytes = chunk_nbytes(part);
   std::byte* out = ring_->reserve(header_nbytes + nbytes);
-  if (out == nullptr) return false;
+  if (out == nullptr) return 0;
   if (!is_part_begun_) {
     write_header(header, out);
-    if (part_index_ == 0) first_seq_ = header.seq;
+    if (part_index_ == 0) {
+      first_seq_ = header.seq;
+      is_accepted_ = false;
+    }
     ++next_seq_;
     is_part_begun_ = true;
     transfer.payload += header.payload_nbytes;
@@ -56,7 +92,7 @@ bool Sender::write_record(TransferState& transfer) {
   transfer.wire += header_nbytes + nbytes;
   if (chunk_nbytes(part) == 0) next_part();
   ring_->publish(info);
-  return true;
+  return info.nbytes;
 }
 
 MessageHeader Sender::make_header(const TransferState& transfer) const {
@@ -79,7 +115,7 @@ MessageHeader Sender::make_header(const TransferState& transfer) const {
 // Bytes of the next chunk of `part`; 0 when all of it is written.
 std::size_t Sender::chunk_nbytes(const SendPart& part) const {
   if (part.absent || part.tensor.numel() == 0) return 0;
-  if (part.codec.id == CodecId::raw) return std::min<std::size_t>(kChunkNbytes, part.tensor.nbytes() - position_);
+  if (part.codec.id == CodecId::raw) return std::min<std::size_t>(kRawChunkNbytes, part.tensor.nbytes() - position_);
   const Grid grid = grid_of(part.tensor.shape);
   const auto begin = static_cast<std::int64_t>(position_);
   if (begin >= num_groups(part.codec, grid)) return 0;
@@ -96,7 +132,7 @@ void Sender::write_chunk(const SendPart& part, std::byte* out, std::size_t nbyte
   const Grid grid = grid_of(part.tensor.shape);
   const auto begin = static_cast<std::int64_t>(position_);
   const std::int64_t end = groups_that_fit(part.codec, grid, begin, kChunkNbytes);
-  encode(part.codec, part.tensor.dtype, part.tensor.data, grid, begin, end, out);
+  encode(part.codec, part.tensor.dtype, part.tensor.data, grid, begin, end, out, next_seq_ - 1);
   position_ = static_cast<std::uint64_t>(end);
 }
 
@@ -111,14 +147,32 @@ RecordInfo Sender::stamp(std::size_t nbytes) {
   return info;
 }
 
+std::string Sender::describe() const {
+  std::string text;
+  for (const auto& item : not_accepted_) text += describe_pending(*item.second);
+  for (const TransferPtr& transfer : queue_) text += describe_pending(*transfer);
+  return text;
+}
+
 void Sender::withdraw(const TransferPtr& transfer) {
   if (!queue_.empty() && queue_.front() == transfer && has_begun()) return;
   if (std::erase(queue_, transfer) > 0) transfer->release();
+  std::erase_if(not_accepted_, [&](const auto& item) { return item.second == transfer; });
+}
+
+void Sender::accept(std::uint64_t seq) {
+  if (has_begun() && first_seq_ == seq) is_accepted_ = true;
+  if (const auto item = not_accepted_.extract(seq)) item.mapped()->finish();
 }
 
 bool Sender::complain(std::uint64_t seq, const Error& error) {
+  if (const auto item = not_accepted_.extract(seq)) {
+    item.mapped()->fail(error);
+    return true;
+  }
   if (queue_.empty() || !has_begun() || first_seq_ != seq) return false;
   queue_.front()->complaint = error;
+  is_accepted_ = true;
   return true;
 }
 

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <deque>
+#include <functional>
+#include <map>
 #include <optional>
 
 #include "transport/header.h"
@@ -12,38 +14,50 @@ namespace pipecomm {
 
 class Sender {
  public:
-  explicit Sender(LinkEmulation emulation) : emulation_(emulation) {}
+  Sender(LinkEmulation emulation, const FlowLimits& limits) : emulation_(emulation), limits_(limits) {}
 
-  void post(TransferPtr transfer) { queue_.push_back(std::move(transfer)); }
+  void post(TransferPtr transfer);
   bool wants_ring() const { return !queue_.empty() && !ring_; }
   void set_ring(RingWriter ring) { ring_.emplace(std::move(ring)); }
+  // The pending messages, a line each.
+  std::string describe() const;
+  std::size_t num_queued() const { return queue_.size(); }
   // Writes records while there is credit; true if any was written.
-  bool pump(LinkCounters& counters);
+  bool pump(LinkCounters& counters, const std::function<void()>& wake_reader);
   // Takes back a message that has not begun; one that has goes on, since half a message cannot be taken back.
   void withdraw(const TransferPtr& transfer);
   // Ends unfinished messages; with `forget`, also the one under way (the peer is gone).
   template <typename Predicate>
   void fail_if(Predicate&& predicate, const Error& error, bool forget);
+  // A receive is posted for message number `seq`; only told in strict mode.
+  void accept(std::uint64_t seq);
   // The receiver refused message number `seq`; false when it has already ended.
   bool complain(std::uint64_t seq, const Error& error);
 
  private:
-  bool write_record(TransferState& transfer);
+  // Bytes of the record; 0 when there is no credit.
+  std::size_t write_record(TransferState& transfer);
   MessageHeader make_header(const TransferState& transfer) const;
   std::size_t chunk_nbytes(const SendPart& part) const;
   void write_chunk(const SendPart& part, std::byte* out, std::size_t nbytes);
   RecordInfo stamp(std::size_t nbytes);
   void next_part() { ++part_index_, position_ = 0, is_part_begun_ = false; }
+  bool is_at_limit();
+  void end_message(LinkCounters& counters);
   bool has_begun() const { return part_index_ > 0 || is_part_begun_; }
 
   const LinkEmulation emulation_;
+  const FlowLimits& limits_;
   std::deque<TransferPtr> queue_;
+  std::deque<std::uint64_t> message_ends_;             // in the ring, of messages not yet taken; only with a limit
+  std::map<std::uint64_t, TransferPtr> not_accepted_;  // written, by number; only in strict mode
   std::optional<RingWriter> ring_;
   // Where the first message of the queue stands.
   std::size_t part_index_ = 0;
   bool is_part_begun_ = false;
   std::uint64_t position_ = 0;  // bytes (raw) or groups (quantized) of the part already written
   std::uint64_t first_seq_ = 0;
+  bool is_accepted_ = false;
   std::uint64_t next_seq_ = 0;
   std::int64_t link_free_ns_ = 0;
 };
@@ -66,6 +80,11 @@ void Sender::fail_if(Predicate&& predicate, const Error& error, bool forget) {
     }
   }
   queue_ = std::move(kept);
+  std::erase_if(not_accepted_, [&](const auto& item) {
+    if (!predicate(*item.second)) return false;
+    item.second->fail(error);
+    return true;
+  });
 }
 
 }  // namespace pipecomm

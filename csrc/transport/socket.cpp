@@ -1,6 +1,7 @@
 // The socket calls.
 #include "transport/socket.h"
 
+#include <fcntl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -69,6 +70,18 @@ int Fd::release() {
 void Fd::reset() {
   if (fd_ >= 0) ::close(fd_);
   fd_ = -1;
+}
+
+std::pair<Fd, Fd> make_socket_pair() {
+  int fds[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds) != 0)
+    throw_errno("cannot make a pair of AF_UNIX sockets");
+  return {Fd(fds[0]), Fd(fds[1])};
+}
+
+void set_blocking(const Fd& socket) {
+  const int flags = ::fcntl(socket.get(), F_GETFL);
+  if (flags < 0 || ::fcntl(socket.get(), F_SETFL, flags & ~O_NONBLOCK) != 0) throw_errno("cannot set a socket's mode");
 }
 
 Fd listen_abstract(const std::string& name) {

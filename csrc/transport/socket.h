@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "base/api.h"
 
@@ -40,6 +41,9 @@ struct SocketMessage {
 
 enum class SocketStatus { ok, would_block, closed };
 
+// Two connected ends.
+std::pair<Fd, Fd> make_socket_pair();
+void set_blocking(const Fd& socket);
 Fd listen_abstract(const std::string& name);
 // Empty when nobody listens there (any more); throws for other failures. would_block when the backlog is full.
 SocketStatus connect_abstract(const std::string& name, Fd& out);

@@ -1,6 +1,8 @@
 // Waiting for a transfer, ending one, and telling about one.
 #include "transport/transfer.h"
 
+#include <cstdio>
+
 #include "transport/header.h"
 #include "transport/progress.h"
 
@@ -19,6 +21,7 @@ void TransferState::finish() {
   clock.done_ns = now_ns();
   if (!is_send) release();
   is_done_.store(true, std::memory_order_release);
+  Progress::instance().count_open(-1);
   Progress::instance().kick();
 }
 
@@ -59,6 +62,15 @@ std::string describe_key(const MessageKey& key) {
   if (key.microbatch != kNoMicrobatch) text += "microbatch " + std::to_string(key.microbatch) + ", ";
   if (key.direction == Direction::none) return text + "tag " + std::to_string(key.tag);
   return text + "step " + std::to_string(key.epoch);
+}
+
+std::string describe_pending(const TransferState& transfer) {
+  const std::string peer = transfer.peer() == kAnySource ? "any rank" : "rank " + std::to_string(transfer.peer());
+  char age[32];
+  std::snprintf(age, sizeof(age), "%.1f s", static_cast<double>(now_ns() - transfer.clock.posted_ns) / 1e9);
+  return (transfer.is_send ? "  send to " : "  receive from ") + peer + " (" + describe_key(transfer.key) +
+         "): " + describe_tensors(transfer) + ", for " + age +
+         (transfer.is_send ? ", " + std::to_string(transfer.wire) + " bytes written\n" : "\n");
 }
 
 std::string describe_tensors(const TransferState& transfer) {

@@ -127,7 +127,9 @@ TEST(other_dtype_or_size_is_refused_and_the_next_message_is_whole) {
 }
 
 TEST(refused_message_that_is_still_leaving_is_an_error_at_the_sender_too) {
-  auto ranks = connect_all(2);
+  CommunicatorOptions slow;
+  slow.emulation.bytes_per_s = 100e6;
+  auto ranks = connect_all(2, slow);
   Floats large = ramp(4000000), small(3);
   auto send = post_send(ranks[0], 1, large);
   CHECK_ERROR(ErrorKind::message_mismatch, "", post_receive(ranks[1], 0, small)->wait(10s));
@@ -175,6 +177,24 @@ TEST(emulated_link_takes_the_time_its_numbers_say) {
   const TransferTimes times = receive->times();
   CHECK(got == sent);
   CHECK(times.done_ns - times.started_ns > 69'000'000);
+}
+
+TEST(transfers_go_on_while_nobody_waits_also_right_after_blocking_calls) {
+  Floats small = ramp(8), got(8), large = ramp(2000000), got_large(large.size());
+  auto ranks = connect_all(2);
+  for (int round = 0; round < 20; ++round) {
+    auto receive = post_receive(ranks[1], 0, got);
+    post_send(ranks[0], 1, small)->wait(10s);
+    receive->wait(10s);
+  }
+  const std::vector<std::shared_ptr<Transfer>> transfers = {
+      post_receive(ranks[1], 0, got, tagged(1)), post_receive(ranks[1], 0, got_large, tagged(2)),
+      post_send(ranks[0], 1, large, tagged(2)), post_send(ranks[0], 1, small, tagged(1))};
+  for (const auto& transfer : transfers) {
+    for (int round = 0; round < 5000 && !transfer->is_done(); ++round) std::this_thread::sleep_for(1ms);
+    CHECK(transfer->is_done());
+  }
+  CHECK(got_large == large);
 }
 
 TEST(unknown_peers_and_oneself_are_refused) {

@@ -1,0 +1,38 @@
+// The checks and the texts.
+#include "transport/greeting.h"
+
+#include "transport/header.h"
+
+namespace pipecomm {
+
+void Greeting::check_same(std::uint32_t version, int size, const std::string& settings, int peer) const {
+  const std::string who = "rank " + std::to_string(peer);
+  if (version != kWireVersion) {
+    throw Error(ErrorKind::config, "expected wire version " + std::to_string(kWireVersion) + " from " + who + "; got " +
+                                       std::to_string(version) + where() + "; install one pipecomm everywhere");
+  }
+  if (size != size_) {
+    throw Error(ErrorKind::config, "expected " + std::to_string(size_) + " ranks; " + who + " was started for " +
+                                       std::to_string(size) + where());
+  }
+  if (settings != options_.settings) {
+    throw Error(ErrorKind::config, "expected the settings '" + options_.settings + "' from " + who + "; got '" +
+                                       settings + "'" + where() + "; give every rank the same options");
+  }
+}
+
+void Greeting::fail_lost(int peer) const {
+  throw Error(ErrorKind::peer_lost, "rank " + std::to_string(peer) + " ended while connecting" + where() +
+                                        "; look at its output for the cause");
+}
+
+void Greeting::fail_missing(const std::vector<std::string>& missing, Nanoseconds timeout) const {
+  std::string names;
+  for (const std::string& name : missing) names += (names.empty() ? "" : ", ") + name;
+  throw Error(ErrorKind::link_timeout, "expected all " + std::to_string(size_) + " ranks to connect within " +
+                                           std::to_string(timeout.count() / 1'000'000'000) +
+                                           " s; no answer from rank " + names + where() +
+                                           "; check that it runs, or raise the timeout");
+}
+
+}  // namespace pipecomm
