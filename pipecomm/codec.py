@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,10 +21,20 @@ _QUANTIZABLE = (torch.float32, torch.bfloat16, torch.float16)
 class Codec:
     """A named way to code a tensor's values on the wire.
 
-    ``raw`` copies the bytes of any dtype. ``int8`` (symmetric; groups of 64, or
-    ``int8:group=32`` or ``128``) and ``int4`` (asymmetric, groups of 32) quantize float32,
-    bfloat16 and float16; groups lie along the last dimension. A group that holds NaN or
-    infinity decodes to NaN as a whole. docs/wire_format.md has the bytes and error bounds.
+    ``raw`` copies the bytes of any dtype. The others quantize float32, bfloat16 and float16 in
+    groups along the last dimension, each group with a bfloat16 scale:
+
+    * ``int8``: symmetric, groups of 64 (``int8:group=32`` or ``128``);
+    * ``int4``: asymmetric, groups of 32; ``int4-symmetric``: groups of 64;
+    * ``fp8``: e4m3, groups of 64 (or ``group=32``, ``128``); ``nf4``: groups of 64.
+
+    Options follow a colon, separated by commas: ``int4:hadamard=64,rounding=stochastic,seed=7``.
+    ``hadamard=64`` (groups up to 64) spreads outliers over 64 neighbours by a Walsh-Hadamard
+    transform with random signs. ``rounding=stochastic`` (integer codecs) is unbiased; its noise
+    depends on ``seed``, on the message and on the element.
+
+    A group that holds NaN or infinity decodes to NaN as a whole; with ``hadamard``, the block
+    of 64. docs/wire_format.md has the bytes and error bounds.
 
     ``name`` is the canonical text: ``Codec("int8:group=64") == Codec("int8")``. Any other text
     raises ConfigError, which lists what is known.
@@ -54,22 +65,28 @@ class Codec:
         Raises TensorError for a dtype this codec cannot code, or a shape that cannot be.
         """
         self._check_dtype(dtype)
-        if any(extent < 0 for extent in shape):
-            raise TensorError(f"expected a shape with extents >= 0; got {tuple(shape)}")
+        extents = _checked_shape(shape)
         if self.is_raw:
-            return math.prod(shape) * dtype.itemsize
-        return int(core.codec_wire_nbytes(self.name, *_grid(shape)))
+            return math.prod(extents) * dtype.itemsize
+        return int(core.codec_wire_nbytes(self.name, *_grid(extents)))
 
-    def encode(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    def encode(
+        self, x: torch.Tensor, out: torch.Tensor | None = None, seed: int | None = None
+    ) -> torch.Tensor:
         """The wire bytes of ``x``, as a 1-D uint8 tensor on the same device.
 
-        ``x`` may have any shape and layout. ``out``, if given, is a contiguous 1-D uint8 tensor
+        ``x`` may have any shape and layout. ``seed`` (0 to 2^64 - 1) takes the place of the
+        codec's own for stochastic rounding: the same seed gives the same bytes; other codecs do
+        not look at it. ``out``, if given, is a contiguous 1-D uint8 tensor
         of exactly ``wire_nbytes(x.shape, x.dtype)`` bytes; it is filled and returned. Gradients
         do not flow through. On CUDA the work goes to torch's current stream.
 
-        Raises TensorError for a dtype, layout, device or size that does not fit; NotBuiltError
-        for a CUDA tensor where pipecomm was built without CUDA.
+        Raises TensorError for a dtype, layout, device or size that does not fit; ConfigError
+        for a seed that is not such a number; NotBuiltError for a CUDA tensor where pipecomm was
+        built without CUDA.
         """
+        _check_tensor(x, "x")
+        _check_seed(seed)
         nbytes = self.wire_nbytes(x.shape, x.dtype)
         _check_device(x)
         if out is None:
@@ -79,7 +96,7 @@ class Codec:
         source = x.detach().resolve_conj().resolve_neg().contiguous()
         if self.is_raw:
             return out.copy_(_bytes_of(source))
-        self._run("codec_encode", source, source.data_ptr(), out.data_ptr())
+        self._run("codec_encode", source, source.data_ptr(), out.data_ptr(), seed)
         return out
 
     def decode(self, wire: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -90,6 +107,7 @@ class Codec:
 
         Raises TensorError, before anything is written, as ``encode`` does.
         """
+        _check_tensor(out, "out")
         nbytes = self.wire_nbytes(out.shape, out.dtype)
         _check_device(out)
         _check_wire(wire, nbytes, out, "wire")
@@ -111,6 +129,8 @@ class Codec:
         return out
 
     def _check_dtype(self, dtype: torch.dtype) -> None:
+        if not isinstance(dtype, torch.dtype):
+            raise TensorError(f"expected a torch.dtype, such as torch.bfloat16; got {dtype!r}")
         if self.is_raw or dtype in _QUANTIZABLE:
             return
         raise TensorError(
@@ -118,11 +138,13 @@ class Codec:
             "Send other dtypes with codec 'raw'."
         )
 
-    def _run(self, function: str, tensor: torch.Tensor, source: int, target: int) -> None:
+    def _run(
+        self, function: str, tensor: torch.Tensor, source: int, target: int, *more: int | None
+    ) -> None:
         rows, cols = _grid(tensor.shape)
         dtype = str(tensor.dtype).removeprefix("torch.")
         if not tensor.is_cuda:
-            getattr(core, function)(self.name, dtype, source, rows, cols, target)
+            getattr(core, function)(self.name, dtype, source, rows, cols, target, *more)
             return
         if not core.build_info()["cuda"]:
             raise NotBuiltError(
@@ -131,7 +153,8 @@ class Codec:
             )
         with torch.cuda.device(tensor.device):
             stream = torch.cuda.current_stream().cuda_stream
-            getattr(core, f"{function}_cuda")(self.name, dtype, source, rows, cols, target, stream)
+            run = getattr(core, f"{function}_cuda")
+            run(self.name, dtype, source, rows, cols, target, stream, *more)
 
 
 def _grid(shape: Sequence[int]) -> tuple[int, int]:
@@ -139,8 +162,33 @@ def _grid(shape: Sequence[int]) -> tuple[int, int]:
     return (math.prod(shape[:-1]), shape[-1]) if len(shape) > 0 else (1, 1)
 
 
+def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    try:
+        extents = tuple(operator.index(extent) for extent in shape)
+    except TypeError:
+        raise TensorError(f"expected a shape, a sequence of whole numbers; got {shape!r}") from None
+    if any(extent < 0 for extent in extents):
+        raise TensorError(f"expected a shape with extents >= 0; got {extents}")
+    # What C++ counts in 64 bits, with room for bytes.
+    if math.prod(max(extent, 1) for extent in extents) >= 2**60:
+        raise TensorError(f"expected a shape with fewer than 2^60 elements; got {extents}")
+    return extents
+
+
+def _check_tensor(value: object, name: str) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise TensorError(f"{name}: expected a torch tensor; got {type(value).__name__}")
+
+
+def _check_seed(seed: object) -> None:
+    is_number = isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**64
+    if seed is not None and not is_number:
+        raise ConfigError(f"expected a seed from 0 to 2^64 - 1, or None; got {seed!r}")
+
+
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
+    # view() would refuse the strides of a slice of one element, or none.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _check_device(tensor: torch.Tensor) -> None:
@@ -151,6 +199,7 @@ def _check_device(tensor: torch.Tensor) -> None:
 
 
 def _check_wire(wire: torch.Tensor, nbytes: int, tensor: torch.Tensor, name: str) -> None:
+    _check_tensor(wire, name)
     got = f"{wire.dtype} of shape {tuple(wire.shape)} on {wire.device}"
     what = f"shape {tuple(tensor.shape)}, {tensor.dtype}"
     if wire.dtype != torch.uint8 or wire.dim() != 1 or not wire.is_contiguous():

@@ -1,24 +1,67 @@
-"""The codecs once more, in plain numpy one group at a time, and the error bound they promise."""
+"""The codecs once more, in plain numpy one group at a time, and the error bounds they promise."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from pipecomm.codec import Codec
 
-QUANTIZING = ("int8", "int8:group=32", "int8:group=128", "int4")
+QUANTIZING = (
+    "int8",
+    "int8:group=32",
+    "int8:group=128",
+    "int4",
+    "int4-symmetric",
+    "fp8",
+    "nf4",
+)
+TRANSFORMED = (
+    "int8:hadamard=64",
+    "int8:group=32,hadamard=64",
+    "int4:hadamard=64",
+    "int4-symmetric:hadamard=64",
+    "fp8:hadamard=64",
+    "nf4:hadamard=64",
+)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-GROUP = {"int8": 64, "int8:group=32": 32, "int8:group=128": 128, "int4": 32}
 EPS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+TRANSFORM_WIDTH = 64
+# The first 64 bits of pi behind the point; bit i turns value i around.
+SIGNS = np.array([1 - 2 * (0x243F6A8885A308D3 >> i & 1) for i in range(64)], np.float32)
+# QLoRA (arXiv 2305.14314), appendix E.
+NF4_LEVELS = np.fromstring(
+    "-1.0 -0.6961928009986877 -0.5250730514526367 -0.39491748809814453 -0.28444138169288635 "
+    "-0.18477343022823334 -0.09105003625154495 0.0 0.07958029955625534 0.16093020141124725 "
+    "0.24611230194568634 0.33791524171829224 0.44070982933044434 0.5626170039176941 "
+    "0.7229568362236023 1.0",
+    np.float32,
+    sep=" ",
+)
 
 
-def round_trip(name: str, x: torch.Tensor) -> torch.Tensor:
+def family(name: str) -> str:
+    return name.split(":")[0]
+
+
+def group_size(name: str) -> int:
+    options = dict(option.split("=") for option in name.partition(":")[2].split(",") if option)
+    return int(options.get("group", 32 if family(name) == "int4" else 64))
+
+
+GROUP = {name: group_size(name) for name in (*QUANTIZING, *TRANSFORMED)}
+
+
+def round_trip(name: str, x: torch.Tensor, seed: int | None = None) -> torch.Tensor:
     codec = Codec(name)
-    return codec.decode(codec.encode(x), torch.empty_like(x))
+    return codec.decode(codec.encode(x, seed=seed), torch.empty_like(x))
 
 
-# A reference in plain numpy, one group at a time.
+# A reference in plain numpy, one group at a time: scale, zero and code bytes.
+
+Coded = tuple[int, int, bytes]
 
 
 def bf16_bits(values: np.ndarray, direction: str) -> np.ndarray:
@@ -33,58 +76,126 @@ def bf16_value(bits: int) -> np.float32:
     return np.array([int(bits) << 16], np.uint32).view(np.float32)[0]
 
 
-def reference_int8(group: np.ndarray) -> tuple[int, int, bytes]:
-    absmax = np.abs(group).max()
-    scale = int(bf16_bits(np.array([absmax / np.float32(127)], np.float32), "nearest")[0])
-    inverse = np.float32(1) / bf16_value(scale) if absmax > 0 else np.float32(0)
-    return scale, 0, np.rint(group * inverse).astype(np.int8).tobytes()
+def packed(codes: np.ndarray) -> bytes:
+    codes = np.append(codes, np.zeros(len(codes) % 2, np.uint8)).astype(np.uint8)
+    return (codes[: len(codes) // 2] | codes[len(codes) // 2 :] << 4).tobytes()
 
 
-def reference_int4(group: np.ndarray) -> tuple[int, int, bytes]:
+def scaled(group: np.ndarray, top: float) -> tuple[int, np.ndarray]:
+    """The scale that takes the largest magnitude to ``top``, and the group in scales."""
+    quotient = np.abs(group).max(keepdims=True) / np.float32(top)
+    scale = int(bf16_bits(quotient, "nearest")[0])
+    inverse = np.float32(1) / bf16_value(scale) if scale else np.float32(0)
+    return scale, group * inverse
+
+
+def reference_int8(group: np.ndarray) -> Coded:
+    scale, steps = scaled(group, 127)
+    return scale, 0, np.rint(steps).astype(np.int8).tobytes()
+
+
+def reference_int4_symmetric(group: np.ndarray) -> Coded:
+    scale, steps = scaled(group, 7)
+    return scale, 0, packed(np.rint(steps).astype(np.int8).view(np.uint8) & 15)
+
+
+def reference_fp8(group: np.ndarray) -> Coded:
+    scale, steps = scaled(group, 448)
+    codes = torch.from_numpy(steps).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+    return scale, 0, np.where(codes == 0x80, 0, codes).astype(np.uint8).tobytes()
+
+
+def reference_nf4(group: np.ndarray) -> Coded:
+    scale, steps = scaled(group, 1)
+    bounds = (NF4_LEVELS[:-1] + NF4_LEVELS[1:]) * np.float32(0.5)
+    return scale, 0, packed(np.searchsorted(bounds, steps, side="left").astype(np.uint8))
+
+
+def reference_int4(group: np.ndarray) -> Coded:
     zero = int(bf16_bits(group.min(keepdims=True), "down")[0])
     half, halves = np.float32(0.5) * bf16_value(zero), np.float32(0.5) * group
     spread = halves.max() - half
     step = np.array([spread / np.float32(7.5)], np.float32)
     scale = int(bf16_bits(step, "up")[0]) if spread > 0 else 0
     inverse = np.float32(2) / bf16_value(scale) if scale else np.float32(0)
-    codes = np.rint((halves - half) * inverse).astype(np.uint8)
-    codes = np.append(codes, np.zeros(len(codes) % 2, np.uint8))
-    return scale, zero, (codes[: len(codes) // 2] | codes[len(codes) // 2 :] << 4).tobytes()
+    return scale, zero, packed(np.rint((halves - half) * inverse).astype(np.uint8))
+
+
+REFERENCES: dict[str, Callable[[np.ndarray], Coded]] = {
+    "int8": reference_int8,
+    "int4": reference_int4,
+    "int4-symmetric": reference_int4_symmetric,
+    "fp8": reference_fp8,
+    "nf4": reference_nf4,
+}
+
+
+def butterflies(block: np.ndarray) -> np.ndarray:
+    block = block.copy()
+    for distance in (1, 2, 4, 8, 16, 32):
+        pairs = block.reshape(-1, 2, distance)
+        low, high = pairs[:, 0].copy(), pairs[:, 1].copy()
+        pairs[:, 0], pairs[:, 1] = low + high, low - high
+    return block
+
+
+def transformed(row: np.ndarray) -> np.ndarray:
+    """Whole blocks of the row in the encoder's rotated space; the rest as it is."""
+    row = row.copy()
+    for i in range(0, len(row) - TRANSFORM_WIDTH + 1, TRANSFORM_WIDTH):
+        block = row[i : i + TRANSFORM_WIDTH]
+        row[i : i + TRANSFORM_WIDTH] = butterflies(block * SIGNS * np.float32(2.0**-6))
+    return row
 
 
 def reference_wire(name: str, x: torch.Tensor) -> bytes:
     """The wire bytes of a tensor of normal, finite numbers."""
-    one = reference_int4 if name == "int4" else reference_int8
     rows = x.float().reshape(-1, x.shape[-1]).numpy()
+    if "hadamard" in name:
+        rows = np.stack([transformed(row) for row in rows])
     size = GROUP[name]
+    one = REFERENCES[family(name)]
     groups = [one(row[i : i + size]) for row in rows for i in range(0, len(row), size)]
 
     def section(values: list[int]) -> bytes:
         raw = np.array(values, np.uint16).tobytes()
         return raw + bytes(-len(raw) % 16)
 
-    zeros = section([zero for _, zero, _ in groups]) if name == "int4" else b""
+    zeros = section([zero for _, zero, _ in groups]) if family(name) == "int4" else b""
     return section([scale for scale, _, _ in groups]) + zeros + b"".join(c for _, _, c in groups)
+
+
+# Error bounds
 
 
 def groups_of(x: torch.Tensor, size: int) -> list[torch.Tensor]:
     return [g for row in x.reshape(-1, x.shape[-1]) for g in row.split(size)]
 
 
-def scales_of(name: str, wire: torch.Tensor, num_groups: int) -> torch.Tensor:
+def scales_of(wire: torch.Tensor, num_groups: int) -> torch.Tensor:
     return wire[: 2 * num_groups].view(torch.bfloat16).double()
 
 
-def assert_within_half_a_scale(name: str, x: torch.Tensor) -> None:
+def half_step(name: str, scale: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+    """The largest error of rounding to a code, by the scale on the wire."""
+    # No scale is below the smallest normal number: groups up to half of it become zeros.
+    scale = scale.clamp(min=2.0**-126)
+    if family(name) == "fp8":
+        return torch.maximum(scale * 2.0**-10, group.double().abs() * 2.0**-4)
+    if family(name) == "nf4":
+        return scale * float(NF4_LEVELS[1] - NF4_LEVELS[0]) / 2
+    return scale / 2
+
+
+def assert_within_half_a_step(name: str, x: torch.Tensor) -> None:
     codec = Codec(name)
     wire = codec.encode(x)
     decoded = codec.decode(wire, torch.empty_like(x))
     groups, back = groups_of(x, GROUP[name]), groups_of(decoded, GROUP[name])
-    for group, got, scale in zip(groups, back, scales_of(name, wire, len(groups)), strict=True):
+    for group, got, scale in zip(groups, back, scales_of(wire, len(groups)), strict=True):
         error = (group.double() - got.double()).abs()
-        # No scale is below the smallest normal number: groups up to half of it become zeros.
-        half_step = scale.clamp(min=2.0**-126) / 2
         # The quotient is rounded, and so is the result to the output's dtype.
-        quotient = group.double().abs() * 2.0**-22 + scale * 2.0**-17 * (name == "int4")
+        quotient = group.double().abs() * 2.0**-22 + scale * 2.0**-17 * (family(name) == "int4")
         output = got.double().abs().clamp(min=torch.finfo(x.dtype).tiny) * EPS[x.dtype]
-        assert (error <= half_step + quotient + output).all(), (group, got, scale)
+        bound = half_step(name, scale, group) + quotient + output
+        assert (error <= bound).all(), (group, got, scale)

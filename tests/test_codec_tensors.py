@@ -75,11 +75,14 @@ def test_threads_encode_side_by_side() -> None:
                 assert torch.equal(got, wire)
 
 
+ISA_CODECS = ("int8", "int4", "fp8", "nf4", "int4:hadamard=64", "int8:rounding=stochastic")
+
+
 def run_with_isa(isa: str) -> subprocess.CompletedProcess[str]:
     code = (
         "import torch; from pipecomm._native import core; from pipecomm.codec import Codec\n"
         "x = (torch.arange(9000.0).sin() * 7).view(3, 3000)\n"
-        "for n in ('int8', 'int4'):\n"
+        f"for n in {ISA_CODECS}:\n"
         "    w = Codec(n).encode(x); y = Codec(n).decode(w, torch.empty_like(x))\n"
         "    print(core.codec_isa(), w.numpy().tobytes().hex(), y.numpy().tobytes().hex())\n"
     )
@@ -91,8 +94,9 @@ def run_with_isa(isa: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_forced_instruction_set_gives_the_same_bytes() -> None:
     lines = run_with_isa("portable").stdout.splitlines()
+    assert len(lines) == len(ISA_CODECS)
     x = (torch.arange(9000.0).sin() * 7).view(3, 3000)
-    for name, line in zip(("int8", "int4"), lines, strict=True):
+    for name, line in zip(ISA_CODECS, lines, strict=True):
         isa, wire, decoded = line.split()
         assert isa == "portable"
         assert Codec(name).encode(x).numpy().tobytes().hex() == wire
@@ -234,7 +238,34 @@ def test_tensors_that_hold_no_plain_memory_are_refused(name: str) -> None:
         codec.decode(codec.encode(torch.ones(2, 64)), torch.empty(2, 64, device="meta"))
 
 
+@pytest.mark.parametrize("name", ["raw", "int8"])
+def test_arguments_that_are_no_tensors_are_refused_by_name(name: str) -> None:
+    codec = Codec(name)
+    x = torch.ones(2, 64)
+    with pytest.raises(TensorError, match="x: expected a torch tensor; got ndarray"):
+        codec.encode(x.numpy())  # type: ignore[arg-type]
+    with pytest.raises(TensorError, match="out: expected a torch tensor; got bytearray"):
+        codec.encode(x, bytearray(128))  # type: ignore[arg-type]
+    with pytest.raises(TensorError, match="wire: expected a torch tensor; got NoneType"):
+        codec.decode(None, x)  # type: ignore[arg-type]
+    with pytest.raises(TensorError, match="out: expected a torch tensor; got list"):
+        codec.decode(codec.encode(x), [1.0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [(2.5,), ("64",), 64, (None, 64), "ab"])
+def test_a_shape_of_no_whole_numbers_is_refused(shape: object) -> None:
+    for name in ("raw", "int8"):
+        with pytest.raises(TensorError, match="whole numbers; got"):
+            Codec(name).wire_nbytes(shape, torch.float32)  # type: ignore[arg-type]
+        with pytest.raises(TensorError, match=r"torch\.dtype.*got 'float32'"):
+            Codec(name).wire_nbytes((2, 64), "float32")  # type: ignore[arg-type]
+
+
 def test_a_shape_that_cannot_be_is_refused() -> None:
+    for name in ("raw", "int8"):
+        for shape in ((2**63,), (2**70, 0), (2**40, 2**40)):
+            with pytest.raises(TensorError, match="2\\^60"):
+                Codec(name).wire_nbytes(shape, torch.float32)
     for name in ("raw", "int8"):
         with pytest.raises(TensorError, match="extents >= 0"):
             Codec(name).wire_nbytes((-1, 64), torch.float32)

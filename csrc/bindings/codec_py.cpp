@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,9 @@ namespace py = pybind11;
 namespace pipecomm {
 namespace {
 
+// Stochastic rounding takes this seed in place of the codec's own.
+using Seed = std::optional<std::uint64_t>;
+
 struct Call {
   CodecSpec spec;
   DType dtype;
@@ -25,15 +29,17 @@ struct Call {
   std::int64_t num_groups;
 };
 
-Call make_call(const std::string& codec, const std::string& dtype, std::int64_t rows, std::int64_t cols) {
-  const CodecSpec spec = parse_codec(codec);
+Call make_call(const std::string& codec, const std::string& dtype, std::int64_t rows, std::int64_t cols,
+               Seed seed = {}) {
+  CodecSpec spec = parse_codec(codec);
+  spec.seed = seed.value_or(spec.seed);
   const Grid grid{rows, cols};
   return {spec, dtype_from_name(dtype), grid, num_groups(spec, grid)};
 }
 
 void encode_whole(const std::string& codec, const std::string& dtype, std::uintptr_t src, std::int64_t rows,
-                  std::int64_t cols, std::uintptr_t wire) {
-  const Call call = make_call(codec, dtype, rows, cols);
+                  std::int64_t cols, std::uintptr_t wire, Seed seed) {
+  const Call call = make_call(codec, dtype, rows, cols, seed);
   without_gil([&] {
     encode(call.spec, call.dtype, reinterpret_cast<const void*>(src), call.grid, 0, call.num_groups,
            reinterpret_cast<void*>(wire));
@@ -53,8 +59,8 @@ void decode_whole(const std::string& codec, const std::string& dtype, std::uintp
 
 #if defined(PIPECOMM_HAVE_CUDA)
 void encode_whole_cuda(const std::string& codec, const std::string& dtype, std::uintptr_t src, std::int64_t rows,
-                       std::int64_t cols, std::uintptr_t wire, std::uintptr_t stream) {
-  const Call call = make_call(codec, dtype, rows, cols);
+                       std::int64_t cols, std::uintptr_t wire, std::uintptr_t stream, Seed seed) {
+  const Call call = make_call(codec, dtype, rows, cols, seed);
   without_gil([&] {
     encode_cuda(call.spec, call.dtype, reinterpret_cast<const void*>(src), call.grid, 0, call.num_groups,
                 reinterpret_cast<void*>(wire), reinterpret_cast<void*>(stream));
@@ -89,12 +95,12 @@ void register_codec(py::module_& module) {
     return wire_nbytes(spec, grid, 0, num_groups(spec, grid));
   });
   module.def("codec_encode", &encode_whole, py::arg("codec"), py::arg("dtype"), py::arg("src"), py::arg("rows"),
-             py::arg("cols"), py::arg("wire"));
+             py::arg("cols"), py::arg("wire"), py::arg("seed") = py::none());
   module.def("codec_decode", &decode_whole, py::arg("codec"), py::arg("dtype"), py::arg("wire"), py::arg("rows"),
              py::arg("cols"), py::arg("dst"));
 #if defined(PIPECOMM_HAVE_CUDA)
   module.def("codec_encode_cuda", &encode_whole_cuda, py::arg("codec"), py::arg("dtype"), py::arg("src"),
-             py::arg("rows"), py::arg("cols"), py::arg("wire"), py::arg("stream"));
+             py::arg("rows"), py::arg("cols"), py::arg("wire"), py::arg("stream"), py::arg("seed") = py::none());
   module.def("codec_decode_cuda", &decode_whole_cuda, py::arg("codec"), py::arg("dtype"), py::arg("wire"),
              py::arg("rows"), py::arg("cols"), py::arg("dst"), py::arg("stream"));
 #endif

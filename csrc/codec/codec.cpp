@@ -10,7 +10,7 @@
 namespace pipecomm {
 namespace {
 
-int code_bits(CodecId id) { return id == CodecId::int4 ? 4 : 8; }
+int code_bits(CodecId id) { return id == CodecId::int8 || id == CodecId::fp8 ? 8 : 4; }
 
 std::int64_t padded(std::int64_t nbytes) {
   return (nbytes + kSectionAlignment - 1) / kSectionAlignment * kSectionAlignment;
@@ -21,7 +21,7 @@ std::int64_t groups_per_row(const CodecSpec& spec, const Grid& grid) {
 }
 
 void check_quantizing(const CodecSpec& spec) {
-  if (spec.id != CodecId::raw && is_known_codec(static_cast<std::uint8_t>(spec.id), spec.group_size)) return;
+  if (spec.id != CodecId::raw && codec_from_wire(wire_id(spec), spec.group_size)) return;
   throw Error(ErrorKind::config, "expected a quantizing codec; got " + codec_to_string(spec));
 }
 
@@ -39,6 +39,34 @@ void check_dtype(DType dtype) {
   if (is_quantizable(dtype)) return;
   throw Error(ErrorKind::tensor, std::string("expected float32, bfloat16 or float16 for a quantizing codec; got ") +
                                      dtype_name(dtype) + "; send other dtypes with \"raw\"");
+}
+
+// Groups of the row before `group` that share its transform block.
+std::int64_t groups_into_block(const CodecSpec& spec, const Grid& grid, std::int64_t group) {
+  if (!spec.has_transform || grid.cols == 0) return 0;
+  return group % groups_per_row(spec, grid) % (kTransformWidth / spec.group_size);
+}
+
+// The run is within the grid.
+RunLayout layout_of(const CodecSpec& spec, const Grid& grid, std::int64_t group_begin, std::int64_t group_end) {
+  RunLayout run{};
+  run.group_begin = group_begin;
+  run.num_groups = group_end - group_begin;
+  run.cols = grid.cols;
+  run.group_size = spec.group_size;
+  run.code_bits = code_bits(spec.id);
+  run.has_zeros = spec.id == CodecId::int4;
+  run.groups_per_row = groups_per_row(spec, grid);
+  run.has_transform = spec.has_transform;
+  run.is_dense = grid.cols % spec.group_size == 0;
+  run.row_code_nbytes = grid.cols / spec.group_size * run.full_code_nbytes() +
+                        code_nbytes(static_cast<int>(grid.cols % spec.group_size), run.code_bits);
+  const std::int64_t section = padded(run.num_groups * 2);
+  run.zeros_offset = section;
+  run.codes_offset = run.has_zeros ? 2 * section : section;
+  run.nbytes = run.codes_offset;
+  if (run.num_groups > 0) run.nbytes += run.code_position(group_end) - run.code_position(group_begin);
+  return run;
 }
 
 // Encode and decode need rounding to nearest and subnormals, whatever mode the caller's thread is in.
@@ -70,23 +98,12 @@ RunLayout run_layout(const CodecSpec& spec, const Grid& grid, std::int64_t group
     throw Error(ErrorKind::tensor, "expected a run within " + std::to_string(all) + " groups; got [" +
                                        std::to_string(group_begin) + ", " + std::to_string(group_end) + ")");
   }
-  RunLayout run{};
-  run.group_begin = group_begin;
-  run.num_groups = group_end - group_begin;
-  run.cols = grid.cols;
-  run.group_size = spec.group_size;
-  run.code_bits = code_bits(spec.id);
-  run.has_zeros = spec.id == CodecId::int4;
-  run.groups_per_row = groups_per_row(spec, grid);
-  run.is_dense = grid.cols % spec.group_size == 0;
-  run.row_code_nbytes = grid.cols / spec.group_size * run.full_code_nbytes() +
-                        code_nbytes(static_cast<int>(grid.cols % spec.group_size), run.code_bits);
-  const std::int64_t section = padded(run.num_groups * 2);
-  run.zeros_offset = section;
-  run.codes_offset = run.has_zeros ? 2 * section : section;
-  run.nbytes = run.codes_offset;
-  if (run.num_groups > 0) run.nbytes += run.code_position(group_end) - run.code_position(group_begin);
-  return run;
+  if (groups_into_block(spec, grid, group_begin) != 0 ||
+      (group_end < all && groups_into_block(spec, grid, group_end) != 0)) {
+    throw Error(ErrorKind::tensor, "expected a run of whole transform blocks; got [" + std::to_string(group_begin) +
+                                       ", " + std::to_string(group_end) + ")");
+  }
+  return layout_of(spec, grid, group_begin, group_end);
 }
 
 std::size_t wire_nbytes(const CodecSpec& spec, const Grid& grid, std::int64_t group_begin, std::int64_t group_end) {
@@ -97,23 +114,24 @@ std::int64_t groups_that_fit(const CodecSpec& spec, const Grid& grid, std::int64
                              std::size_t capacity_nbytes) {
   const std::int64_t all = num_groups(spec, grid);
   // No group takes fewer than two bytes, its scale's.
-  const auto most = static_cast<std::int64_t>(std::min<std::size_t>(capacity_nbytes / 2, INT64_MAX));
+  const auto capacity = static_cast<std::int64_t>(std::min<std::size_t>(capacity_nbytes, INT64_MAX));
+  const std::int64_t most = capacity / 2;
   std::int64_t fits = group_begin;
   std::int64_t exceeds = std::min(most, all - group_begin) + group_begin + 1;
   while (fits + 1 < exceeds) {
     const std::int64_t middle = fits + (exceeds - fits) / 2;
-    (wire_nbytes(spec, grid, group_begin, middle) <= capacity_nbytes ? fits : exceeds) = middle;
+    (layout_of(spec, grid, group_begin, middle).nbytes <= capacity ? fits : exceeds) = middle;
   }
-  return fits;
+  return fits < all ? std::max(group_begin, fits - groups_into_block(spec, grid, fits)) : fits;
 }
 
 void encode(const CodecSpec& spec, DType dtype, const void* src, const Grid& grid, std::int64_t group_begin,
-            std::int64_t group_end, void* wire) {
+            std::int64_t group_end, void* wire, std::uint64_t sequence) {
   const RunLayout layout = run_layout(spec, grid, group_begin, group_end);
   check_dtype(dtype);
   const HostLoops& loops = host_loops();
   const DefaultFloatMode mode;
-  loops.encode(spec.id, dtype, layout, static_cast<const std::byte*>(src), static_cast<std::byte*>(wire));
+  loops.encode(spec, dtype, layout, sequence, static_cast<const std::byte*>(src), static_cast<std::byte*>(wire));
 }
 
 void decode(const CodecSpec& spec, DType dtype, const void* wire, const Grid& grid, std::int64_t group_begin,
@@ -122,7 +140,7 @@ void decode(const CodecSpec& spec, DType dtype, const void* wire, const Grid& gr
   check_dtype(dtype);
   const HostLoops& loops = host_loops();
   const DefaultFloatMode mode;
-  loops.decode(spec.id, dtype, layout, static_cast<const std::byte*>(wire), static_cast<std::byte*>(dst));
+  loops.decode(spec, dtype, layout, static_cast<const std::byte*>(wire), static_cast<std::byte*>(dst));
 }
 
 }  // namespace pipecomm

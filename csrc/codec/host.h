@@ -14,8 +14,9 @@ namespace pipecomm {
 // `src` and `dst` point at the tensor's first element, `wire` at the run's first byte.
 struct HostLoops {
   const char* name;
-  void (*encode)(CodecId codec, DType dtype, const RunLayout& layout, const std::byte* src, std::byte* wire);
-  void (*decode)(CodecId codec, DType dtype, const RunLayout& layout, const std::byte* wire, std::byte* dst);
+  void (*encode)(const CodecSpec& spec, DType dtype, const RunLayout& layout, std::uint64_t sequence,
+                 const std::byte* src, std::byte* wire);
+  void (*decode)(const CodecSpec& spec, DType dtype, const RunLayout& layout, const std::byte* wire, std::byte* dst);
 };
 
 // Constant data: reading them runs no code of that instruction set.
@@ -32,7 +33,8 @@ PC_API std::vector<const HostLoops*> usable_host_loops();
 // Throws a config error where that name is unknown or cannot run here.
 PC_API const HostLoops& host_loops();
 
-// Addresses of the run [group_begin, group_end); throws a config error for raw, a tensor error for a run outside grid.
+// Addresses of the run [group_begin, group_end); throws a config error for raw, a tensor error for a run outside grid
+// or across a block.
 PC_API RunLayout run_layout(const CodecSpec& spec, const Grid& grid, std::int64_t group_begin, std::int64_t group_end);
 
 }  // namespace pipecomm

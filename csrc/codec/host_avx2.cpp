@@ -1,6 +1,6 @@
 // Host loops for AVX2 with F16C. No static initialisers: this file is loaded on every processor.
 #include "codec/host.h"
-#include "codec/scalar_math.h"
+#include "codec/rules.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -18,7 +18,10 @@ namespace pipecomm {
 namespace {
 
 // A block is four registers of 8 floats.
-struct Avx2 {
+struct Avx2 : PlainOps {
+  using PlainOps::dequantize;
+  using PlainOps::quantize;
+
   static constexpr std::size_t kLanes = 8;
 
   static __m256i load_bits(const std::byte* x) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)); }
@@ -104,56 +107,149 @@ struct Avx2 {
   static __m256i int8_codes(const std::byte* x, T value, float inverse) {
     return _mm256_cvtps_epi32(_mm256_mul_ps(load(x, value), _mm256_set1_ps(inverse)));
   }
-  template <typename T>
-  static void quantize_int8(const std::byte* x, T value, float inverse, std::byte* codes) {
+  template <int kCount, typename T>
+  static void quantize(Int8Rule, const std::byte* x, T value, const GroupCode& group, std::byte* codes) {
     constexpr std::size_t kStep = kLanes * sizeof(T);
-    const __m256i ab = _mm256_packs_epi32(int8_codes(x, value, inverse), int8_codes(x + kStep, value, inverse));
-    const __m256i cd =
-        _mm256_packs_epi32(int8_codes(x + 2 * kStep, value, inverse), int8_codes(x + 3 * kStep, value, inverse));
     // Packing works within 128-bit lanes: fours of bytes lie as a0 b0 c0 d0 a1 b1 c1 d1.
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    store_bits(codes, _mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), order));
+    for (std::size_t i = 0; i < kCount; i += kBlockSize) {
+      __m256i c[4];
+      for (std::size_t j = 0; j < 4; ++j) c[j] = int8_codes(x + i * sizeof(T) + j * kStep, value, group.inverse);
+      const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(c[0], c[1]), _mm256_packs_epi32(c[2], c[3]));
+      store_bits(codes + i, _mm256_permutevar8x32_epi32(bytes, order));
+    }
   }
 
-  template <typename T>
-  static __m256i int4_codes(const std::byte* x, T value, float half_zero, float inverse) {
-    const __m256 halves = _mm256_mul_ps(load(x, value), _mm256_set1_ps(0.5f));
-    const __m256 steps = _mm256_mul_ps(_mm256_sub_ps(halves, _mm256_set1_ps(half_zero)), _mm256_set1_ps(inverse));
+  static __m256i codes_of(Int4Rule, __m256 values, const GroupCode& group) {
+    const __m256 halves = _mm256_mul_ps(values, _mm256_set1_ps(0.5f));
+    const __m256 above = _mm256_sub_ps(halves, _mm256_set1_ps(group.half_zero));
+    const __m256 steps = _mm256_mul_ps(above, _mm256_set1_ps(group.inverse));
     return _mm256_cvtps_epi32(_mm256_max_ps(steps, _mm256_setzero_ps()));
   }
-  template <typename T>
-  static void quantize_int4(const std::byte* x, T value, float half_zero, float inverse, std::byte* codes) {
-    constexpr std::size_t kStep = kLanes * sizeof(T);
-    __m256i bytes[2];
-    for (std::size_t i = 0; i < 2; ++i) {
-      const __m256i low = int4_codes(x + i * kStep, value, half_zero, inverse);
-      const __m256i high = int4_codes(x + (i + 2) * kStep, value, half_zero, inverse);
-      bytes[i] = _mm256_or_si256(low, _mm256_slli_epi32(high, 4));
+  static __m256i codes_of(Int4SymmetricRule, __m256 values, const GroupCode& group) {
+    const __m256i codes = _mm256_cvtps_epi32(_mm256_mul_ps(values, _mm256_set1_ps(group.inverse)));
+    return _mm256_and_si256(codes, _mm256_set1_epi32(15));
+  }
+  static __m256i codes_of(Nf4Rule, __m256 values, const GroupCode& group) {
+    const __m256 fractions = _mm256_mul_ps(values, _mm256_set1_ps(group.inverse));
+    __m256i codes = _mm256_setzero_si256();
+    for (std::size_t i = 0; i < 15; ++i) {
+      const __m256 is_above = _mm256_cmp_ps(fractions, _mm256_set1_ps(kNf4Bounds.at[i]), _CMP_GT_OQ);
+      codes = _mm256_sub_epi32(codes, _mm256_castps_si256(is_above));
     }
-    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(bytes[0], bytes[1]), _MM_SHUFFLE(3, 1, 2, 0));
-    store_half(codes, _mm_packus_epi16(_mm256_castsi256_si128(packed), _mm256_extracti128_si256(packed, 1)));
+    return codes;
+  }
+  template <int kCount, class Rule, typename T>
+    requires(Rule::kCodeBits == 4)
+  static void quantize(Rule rule, const std::byte* x, T value, const GroupCode& group, std::byte* codes) {
+    constexpr std::size_t kStep = kLanes * sizeof(T);
+    for (std::size_t i = 0; i < kCount / 2; i += 2 * kLanes) {
+      __m256i bytes[2];
+      for (std::size_t j = 0; j < 2; ++j) {
+        const std::byte* at = x + i * sizeof(T) + j * kStep;
+        const __m256i low = codes_of(rule, load(at, value), group);
+        const __m256i high = codes_of(rule, load(at + kCount / 2 * sizeof(T), value), group);
+        bytes[j] = _mm256_or_si256(low, _mm256_slli_epi32(high, 4));
+      }
+      const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(bytes[0], bytes[1]), _MM_SHUFFLE(3, 1, 2, 0));
+      const __m128i upper = _mm256_extracti128_si256(packed, 1);
+      store_half(codes + i, _mm_packus_epi16(_mm256_castsi256_si128(packed), upper));
+    }
   }
 
   static __m128i load_codes(const std::byte* codes) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)); }
-  template <typename T>
-  static void dequantize_int8(const std::byte* codes, float scale, std::byte* x, T value) {
-    for (std::size_t i = 0; i < kBlockSize; i += kLanes) {
+  template <int kCount, typename T>
+  static void dequantize(Int8Rule, const std::byte* codes, float scale, float, std::byte* x, T value) {
+    for (std::size_t i = 0; i < kCount; i += kLanes) {
       const __m256 steps = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_codes(codes + i)));
       store(x + i * sizeof(T), _mm256_mul_ps(steps, _mm256_set1_ps(scale)), value);
     }
   }
 
-  static __m256 int4_values(__m256i codes, float scale, float zero) {
-    const __m256 steps = _mm256_mul_ps(_mm256_cvtepi32_ps(codes), _mm256_set1_ps(scale));
+  // What codes 0 .. 7 and 8 .. 15 decode to.
+  struct Table {
+    __m256 lower;
+    __m256 upper;
+
+    // Looks at the low four bits.
+    __m256 operator[](__m256i codes) const {
+      const __m256 is_upper = _mm256_castsi256_ps(_mm256_slli_epi32(codes, 28));
+      return _mm256_blendv_ps(_mm256_permutevar8x32_ps(lower, codes), _mm256_permutevar8x32_ps(upper, codes), is_upper);
+    }
+  };
+  template <class Rule>
+  static __m256 decoded(std::size_t first, float scale, float zero) {
+    const __m256 steps = _mm256_mul_ps(_mm256_loadu_ps(kLevels<Rule>.at + first), _mm256_set1_ps(scale));
     return _mm256_add_ps(_mm256_set1_ps(zero), steps);
   }
-  template <typename T>
-  static void dequantize_int4(const std::byte* codes, float scale, float zero, std::byte* x, T value) {
-    for (std::size_t i = 0; i < kBlockSize / 2; i += kLanes) {
+  template <int kCount, class Rule, typename T>
+    requires(Rule::kCodeBits == 4)
+  static void dequantize(Rule, const std::byte* codes, float scale, float zero, std::byte* x, T value) {
+    const Table table = {decoded<Rule>(0, scale, zero), decoded<Rule>(8, scale, zero)};
+    for (std::size_t i = 0; i < kCount / 2; i += kLanes) {
       const __m256i bytes = _mm256_cvtepu8_epi32(load_codes(codes + i));
-      const __m256i low = _mm256_and_si256(bytes, _mm256_set1_epi32(15));
-      store(x + i * sizeof(T), int4_values(low, scale, zero), value);
-      store(x + (i + kBlockSize / 2) * sizeof(T), int4_values(_mm256_srli_epi32(bytes, 4), scale, zero), value);
+      store(x + i * sizeof(T), table[bytes], value);
+      store(x + (i + kCount / 2) * sizeof(T), table[_mm256_srli_epi32(bytes, 4)], value);
+    }
+  }
+
+  template <typename T>
+  static void to_floats(const std::byte* x, T value, float* out) {
+    for (std::size_t i = 0; i < kBlockSize; i += kLanes) _mm256_storeu_ps(out + i, load(x + i * sizeof(T), value));
+  }
+  template <typename T>
+  static __m256 limited(__m256 values) {
+    const __m256 above = _mm256_max_ps(values, _mm256_set1_ps(-max_finite<T>()));
+    return _mm256_min_ps(above, _mm256_set1_ps(max_finite<T>()));
+  }
+  template <typename T>
+  static void from_floats(const float* in, std::byte* x, T value) {
+    for (std::size_t i = 0; i < kBlockSize; i += kLanes) {
+      store(x + i * sizeof(T), limited<T>(_mm256_loadu_ps(in + i)), value);
+    }
+  }
+
+  // Butterflies at a distance within a register: `swapped` holds each lane's partner, `signs` -0 for the upper ones.
+  static __m256 add_partners(__m256 v, __m256 swapped, __m256 signs) {
+    return _mm256_add_ps(swapped, _mm256_xor_ps(v, signs));
+  }
+  static __m256 within(__m256 v) {
+    const __m256 by1 = _mm256_setr_ps(0.0f, -0.0f, 0.0f, -0.0f, 0.0f, -0.0f, 0.0f, -0.0f);
+    const __m256 by2 = _mm256_setr_ps(0.0f, 0.0f, -0.0f, -0.0f, 0.0f, 0.0f, -0.0f, -0.0f);
+    const __m256 by4 = _mm256_setr_ps(0.0f, 0.0f, 0.0f, 0.0f, -0.0f, -0.0f, -0.0f, -0.0f);
+    v = add_partners(v, _mm256_permute_ps(v, _MM_SHUFFLE(2, 3, 0, 1)), by1);
+    v = add_partners(v, _mm256_permute_ps(v, _MM_SHUFFLE(1, 0, 3, 2)), by2);
+    return add_partners(v, _mm256_permute2f128_ps(v, v, 1), by4);
+  }
+  static void butterflies_of(__m256 (&v)[8]) {
+    for (__m256& lanes : v) lanes = within(lanes);
+    for (std::size_t distance = 1; distance < 8; distance *= 2) {
+      for (std::size_t i = 0; i < 8; ++i) {
+        if ((i & distance) != 0) continue;
+        const __m256 sum = _mm256_add_ps(v[i], v[i + distance]);
+        v[i + distance] = _mm256_sub_ps(v[i], v[i + distance]);
+        v[i] = sum;
+      }
+    }
+  }
+  template <typename T>
+  static void transform(const std::byte* x, T value, float* out) {
+    __m256 v[8];
+    for (std::size_t i = 0; i < 8; ++i) {
+      v[i] = _mm256_mul_ps(load(x + i * kLanes * sizeof(T), value), _mm256_loadu_ps(kEncodeFactors.at + i * kLanes));
+    }
+    butterflies_of(v);
+    for (std::size_t i = 0; i < 8; ++i) _mm256_storeu_ps(out + i * kLanes, v[i]);
+  }
+  template <typename T>
+  static void transform_back(const float* in, std::byte* x, T value) {
+    __m256 v[8];
+    for (std::size_t i = 0; i < 8; ++i) v[i] = _mm256_loadu_ps(in + i * kLanes);
+    butterflies_of(v);
+    for (std::size_t i = 0; i < 8; ++i) {
+      // The sum with 0 makes +0 of -0.
+      const __m256 values = _mm256_mul_ps(v[i], _mm256_loadu_ps(kDecodeFactors.at + i * kLanes));
+      store(x + i * kLanes * sizeof(T), limited<T>(_mm256_add_ps(values, _mm256_setzero_ps())), value);
     }
   }
 };

@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "codec/scalar_math.h"
+#include "codec/rules.h"
 
 namespace pipecomm {
 namespace {
@@ -91,36 +91,53 @@ struct Scalar {
     return {low, high};
   }
 
-  static void quantize_int8(const std::byte* x, int count, float inverse, std::byte* codes) {
-    for (int i = 0; i < count; ++i) {
-      codes[i] = static_cast<std::byte>(pipecomm::quantize_int8(read_float<T>(x, i), inverse));
-    }
+  template <class Rule>
+  static void quantize(const std::byte* x, int count, const GroupCode& group, std::byte* codes) {
+    store_codes<Rule::kCodeBits>(count, codes, [&](int i) { return Rule::quantize(read_float<T>(x, i), group); });
   }
 
-  // Byte j holds value j in its low half and value j + ceil(count / 2) in its high half.
-  static void quantize_int4(const std::byte* x, int count, float half_zero, float inverse, std::byte* codes) {
+  // Stochastic rounding; `noise` of each value. Codes first, in a loop that vectorizes, then their packing.
+  template <class Rule>
+  static void quantize(const std::byte* x, int count, const GroupCode& group, const float* noise, std::byte* codes) {
+    constexpr int kMaxCount = 128;
+    std::int8_t found[kMaxCount];
+    for (int i = 0; i < count; ++i) {
+      found[i] = static_cast<std::int8_t>(Rule::quantize(read_float<T>(x, i), group, noise[i]));
+    }
+    store_codes<Rule::kCodeBits>(count, codes, [&](int i) { return static_cast<int>(found[i]); });
+  }
+
+  // kIsLimited: values may be out of T's range, or the scale not finite.
+  template <class Rule, bool kIsLimited = true>
+  static void dequantize(const std::byte* codes, int count, float scale, float zero, std::byte* x) {
     const int half = (count + 1) / 2;
-    for (int j = 0; j < half; ++j) {
-      int code = pipecomm::quantize_int4(read_float<T>(x, j), half_zero, inverse);
-      if (half + j < count) {
-        code |= pipecomm::quantize_int4(read_float<T>(x, half + j), half_zero, inverse) << 4;
+    for (int i = 0; i < count; ++i) {
+      std::uint32_t code;
+      if constexpr (Rule::kCodeBits == 8) {
+        code = static_cast<std::uint32_t>(codes[i]);
+      } else {
+        const auto byte = static_cast<std::uint32_t>(codes[i < half ? i : i - half]);
+        code = i < half ? byte & 15u : byte >> 4;
       }
-      codes[j] = static_cast<std::byte>(code);
+      const float value = pipecomm::dequantize<Rule>(Rule::level(code), scale, zero);
+      if constexpr (kIsLimited) {
+        write_decoded<T>(x, i, value, scale, zero);
+      } else {
+        write(x + static_cast<std::size_t>(i) * sizeof(T), from_float<T>(value));
+      }
     }
   }
 
-  static void dequantize_int8(const std::byte* codes, int count, float scale, std::byte* x) {
-    for (int i = 0; i < count; ++i) {
-      const int code = static_cast<std::int8_t>(codes[i]);
-      write_decoded<T>(x, i, pipecomm::dequantize_int8(code, scale), scale, 0.0f);
-    }
-  }
-
-  static void dequantize_int4(const std::byte* codes, int count, float scale, float zero, std::byte* x) {
-    const int half = (count + 1) / 2;
-    for (int i = 0; i < count; ++i) {
-      const int byte = static_cast<int>(codes[i < half ? i : i - half]);
-      write_decoded<T>(x, i, pipecomm::dequantize_int4(i < half ? byte & 15 : byte >> 4, scale, zero), scale, zero);
+  // With 4 bits byte j holds value j in its low half and value j + ceil(count / 2) in its high half.
+  template <int kCodeBits, typename Fn>
+  static void store_codes(int count, std::byte* codes, const Fn& code) {
+    if constexpr (kCodeBits == 8) {
+      for (int i = 0; i < count; ++i) codes[i] = static_cast<std::byte>(code(i));
+    } else {
+      const int half = count / 2;
+      const int rounded = (count + 1) / 2;
+      for (int j = 0; j < half; ++j) codes[j] = static_cast<std::byte>((code(j) & 15) | code(rounded + j) << 4);
+      if (half < rounded) codes[half] = static_cast<std::byte>(code(half) & 15);
     }
   }
 };

@@ -16,21 +16,26 @@ using namespace std::chrono_literals;
 using CommunicatorPtr = std::shared_ptr<Communicator>;
 using Floats = std::vector<float>;
 
-inline std::vector<CommunicatorPtr> connect_all(std::size_t size, const CommunicatorOptions& options = {}) {
-  std::vector<std::unique_ptr<Listener>> listeners;
+using Listeners = std::vector<std::unique_ptr<Listener>>;
+
+inline std::vector<CommunicatorPtr> connect_listeners(const Listeners& listeners,
+                                                      const CommunicatorOptions& options = {}) {
   std::vector<std::string> addresses;
-  for (std::size_t rank = 0; rank < size; ++rank) {
-    listeners.push_back(make_listener());
-    addresses.push_back(listeners.back()->address());
-  }
-  std::vector<CommunicatorPtr> made(size);
+  for (const auto& listener : listeners) addresses.push_back(listener->address());
+  std::vector<CommunicatorPtr> made(listeners.size());
   std::vector<std::thread> threads;
-  for (std::size_t rank = 0; rank < size; ++rank) {
+  for (std::size_t rank = 0; rank < listeners.size(); ++rank) {
     threads.emplace_back(
         [&, rank] { made[rank] = listeners[rank]->connect(static_cast<int>(rank), addresses, options, 10s); });
   }
   for (std::thread& thread : threads) thread.join();
   return made;
+}
+
+inline std::vector<CommunicatorPtr> connect_all(std::size_t size, const CommunicatorOptions& options = {}) {
+  Listeners listeners;
+  for (std::size_t rank = 0; rank < size; ++rank) listeners.push_back(make_listener());
+  return connect_listeners(listeners, options);
 }
 
 inline TensorView view(Floats& values) {

@@ -1,4 +1,4 @@
-// Sizes, chunks and arithmetic of the codecs, and that every instruction set gives the same bytes.
+// Sizes and chunks of the codecs, and that every instruction set gives the same bytes.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -10,7 +10,7 @@
 #include "check.h"
 #include "codec/codec.h"
 #include "codec/host.h"
-#include "codec/scalar_math.h"
+#include "codec/rules.h"
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -21,9 +21,27 @@ namespace {
 
 using check::Bytes;
 
-const char* const kCodecs[] = {"int8", "int8:group=32", "int8:group=128", "int4"};
+const char* const kCodecs[] = {"int8",
+                               "int8:group=32",
+                               "int8:group=128",
+                               "int4",
+                               "int4-symmetric",
+                               "fp8",
+                               "fp8:group=32",
+                               "fp8:group=128",
+                               "nf4",
+                               "int8:hadamard=64",
+                               "int8:group=32,hadamard=64",
+                               "int4:hadamard=64",
+                               "int4-symmetric:hadamard=64",
+                               "fp8:group=32,hadamard=64",
+                               "nf4:hadamard=64",
+                               "int8:group=128,rounding=stochastic,seed=3",
+                               "int4:rounding=stochastic",
+                               "int4-symmetric:rounding=stochastic",
+                               "int4:hadamard=64,rounding=stochastic"};
 const DType kDTypes[] = {DType::float32, DType::bfloat16, DType::float16};
-const Grid kGrids[] = {{1, 1}, {1, 32}, {3, 7}, {2, 129}, {15, 771}, {4, 256}, {300, 1}, {0, 64}, {5, 0}};
+const Grid kGrids[] = {{1, 1}, {1, 32}, {3, 7}, {2, 129}, {5, 96}, {15, 771}, {4, 256}, {300, 1}, {0, 64}, {5, 0}};
 
 std::size_t size_of(std::int64_t count) { return static_cast<std::size_t>(count); }
 
@@ -58,47 +76,6 @@ std::vector<float> round_trip(const char* codec, const std::vector<float>& x) {
   return decoded;
 }
 
-TEST(codec_names_are_read_and_written_back_in_canonical_form) {
-  const std::pair<const char*, const char*> names[] = {{"raw", "raw"},
-                                                       {"int8", "int8"},
-                                                       {"int8:group=64", "int8"},
-                                                       {"int8:group=32", "int8:group=32"},
-                                                       {"int8:group=128", "int8:group=128"},
-                                                       {"int4", "int4"},
-                                                       {"int4:group=32", "int4"}};
-  for (const auto& [text, canonical] : names) CHECK_EQ(codec_to_string(parse_codec(text)), std::string(canonical));
-}
-
-TEST(unknown_codec_names_are_refused_with_the_known_ones) {
-  const char* const unknown[] = {"",
-                                 "int3",
-                                 "INT8",
-                                 "int8 ",
-                                 "int8:",
-                                 "int8:group",
-                                 "int8:group=",
-                                 "int8:group=0",
-                                 "int8:group=-1",
-                                 "int8:group=48",
-                                 "int8:group=1",
-                                 "int8:group=64x",
-                                 "int8:group=18446744073709551616",
-                                 "int8:size=64",
-                                 "int4:group=64",
-                                 "raw:group=64",
-                                 "int8:group=64:group=64"};
-  for (const char* text : unknown) {
-    CHECK_ERROR(ErrorKind::config, "\"raw\", \"int8\", \"int8:group=32|64|128\", \"int4\"", parse_codec(text));
-  }
-}
-
-TEST(codec_pairs_from_the_wire_are_known_only_if_they_parse) {
-  CHECK(is_known_codec(0, 0));
-  CHECK(is_known_codec(1, 32) && is_known_codec(1, 64) && is_known_codec(1, 128));
-  CHECK(is_known_codec(2, 32));
-  CHECK(!is_known_codec(0, 64) && !is_known_codec(1, 0) && !is_known_codec(2, 64) && !is_known_codec(3, 32));
-}
-
 TEST(wire_nbytes_is_padded_scales_then_codes) {
   const CodecSpec int8 = parse_codec("int8");
   const CodecSpec int4 = parse_codec("int4");
@@ -108,6 +85,10 @@ TEST(wire_nbytes_is_padded_scales_then_codes) {
   CHECK_EQ(wire_nbytes(int4, {1, 5}, 0, 1), 16u + 16u + 3u);
   CHECK_EQ(wire_nbytes(int4, {3, 771}, 0, 75), 2u * 160u + 3u * (24u * 16u + 2u));
   CHECK_EQ(wire_nbytes(int4, {3, 771}, 24, 26), 16u + 16u + 2u + 16u);
+  CHECK_EQ(wire_nbytes(parse_codec("int4-symmetric"), {2, 70}, 0, 4), 16u + 2u * (32u + 3u));
+  CHECK_EQ(wire_nbytes(parse_codec("nf4"), {2, 64}, 0, 2), 16u + 2u * 32u);
+  CHECK_EQ(wire_nbytes(parse_codec("fp8:group=128"), {1, 200}, 0, 2), 16u + 200u);
+  CHECK_EQ(wire_nbytes(parse_codec("int4:hadamard=64"), {3, 771}, 0, 75), wire_nbytes(int4, {3, 771}, 0, 75));
   CHECK_EQ(wire_nbytes(int8, {0, 64}, 0, 0), 0u);
   CHECK_EQ(wire_nbytes(int8, {5, 0}, 0, 0), 0u);
 }
@@ -130,9 +111,21 @@ TEST(runs_and_shapes_that_cannot_be_are_refused) {
   CHECK_ERROR(ErrorKind::tensor, "extents >= 0", num_groups(int8, {-1, 64}));
   CHECK_ERROR(ErrorKind::tensor, "2^60", num_groups(int8, {std::int64_t{1} << 40, std::int64_t{1} << 40}));
   CHECK_ERROR(ErrorKind::config, "quantizing codec; got raw", num_groups(parse_codec("raw"), {1, 64}));
+  const CodecSpec transformed = parse_codec("int4:hadamard=64");
+  CHECK_ERROR(ErrorKind::tensor, "whole transform blocks; got [1, 4)", wire_nbytes(transformed, {2, 96}, 1, 4));
+  CHECK_ERROR(ErrorKind::tensor, "whole transform blocks; got [0, 4)", wire_nbytes(transformed, {2, 96}, 0, 4));
+  // Rows of 96 have three groups: the last is a block of its own.
+  CHECK_EQ(wire_nbytes(transformed, {2, 96}, 2, 3), 16u + 16u + 16u);
   float value = 0.0f;
   std::byte wire[64];
   CHECK_ERROR(ErrorKind::tensor, "got int64", (encode(int8, DType::int64, &value, {1, 1}, 0, 1, wire), 0));
+}
+
+// The next place after `end` where a run may end.
+std::int64_t next_end(const CodecSpec& spec, const Grid& grid, std::int64_t end) {
+  const std::int64_t per_row = (grid.cols + spec.group_size - 1) / spec.group_size;
+  const std::int64_t per_block = spec.has_transform ? 64 / spec.group_size : 1;
+  return end + std::min(per_block, per_row - end % per_row);
 }
 
 TEST(groups_that_fit_is_the_longest_run_within_the_capacity) {
@@ -140,13 +133,14 @@ TEST(groups_that_fit_is_the_longest_run_within_the_capacity) {
     const CodecSpec spec = parse_codec(codec);
     for (const Grid& grid : kGrids) {
       const std::int64_t all = num_groups(spec, grid);
-      for (std::int64_t begin = 0; begin < all; begin += 1 + all / 3) {
+      for (std::int64_t begin = 0, next = 0; begin < all; begin = next) {
+        next = groups_that_fit(spec, grid, begin, 300);
         for (const std::size_t capacity : {std::size_t{0}, std::size_t{176}, std::size_t{1000}, SIZE_MAX}) {
           const std::int64_t end = groups_that_fit(spec, grid, begin, capacity);
           CHECK(end >= begin && end <= all);
           CHECK(capacity < 176 || end > begin);
           CHECK(end == begin || wire_nbytes(spec, grid, begin, end) <= capacity);
-          CHECK(end == all || wire_nbytes(spec, grid, begin, end + 1) > capacity);
+          CHECK(end == all || wire_nbytes(spec, grid, begin, next_end(spec, grid, end)) > capacity);
         }
       }
     }
@@ -187,13 +181,13 @@ void check_isa(const HostLoops& loops, const char* codec, DType dtype, const Gri
   Bytes expected(size_of(run.nbytes), offset), got(size_of(run.nbytes), offset), noise(size_of(run.nbytes), offset);
   fill(x, dtype, 2);
   fill(noise, DType::float32, 3);
-  kPortable->encode(spec.id, dtype, run, x.data(), expected.data());
-  loops.encode(spec.id, dtype, run, x.data(), got.data());
+  kPortable->encode(spec, dtype, run, 5, x.data(), expected.data());
+  loops.encode(spec, dtype, run, 5, x.data(), got.data());
   const std::string where = std::string(loops.name) + " " + text_of(codec, dtype, grid);
   if (!(got == expected) || !got.guards_are_untouched()) check::fail(__FILE__, __LINE__, "encode " + where);
   for (const Bytes* wire : {&expected, &noise}) {
-    kPortable->decode(spec.id, dtype, run, wire->data(), expected_x.data());
-    loops.decode(spec.id, dtype, run, wire->data(), got_x.data());
+    kPortable->decode(spec, dtype, run, wire->data(), expected_x.data());
+    loops.decode(spec, dtype, run, wire->data(), got_x.data());
     if (!(got_x == expected_x) || !got_x.guards_are_untouched()) check::fail(__FILE__, __LINE__, "decode " + where);
   }
 }
@@ -211,19 +205,21 @@ TEST(every_instruction_set_gives_the_same_bytes) {
 }
 
 TEST(every_instruction_set_reads_all_16_bit_patterns_alike) {
-  const CodecSpec spec = parse_codec("int4");
   const Grid grid{2048, 32};
-  const RunLayout run = run_layout(spec, grid, 0, 2048);
-  for (const DType dtype : {DType::bfloat16, DType::float16}) {
-    Bytes x(65536 * 2), expected(size_of(run.nbytes)), got(size_of(run.nbytes));
-    for (std::uint32_t bits = 0; bits < 65536; ++bits) {
-      const auto pattern = static_cast<std::uint16_t>(bits);
-      std::memcpy(x.data() + bits * 2, &pattern, 2);
-    }
-    kPortable->encode(spec.id, dtype, run, x.data(), expected.data());
-    for (const HostLoops* loops : usable_host_loops()) {
-      loops->encode(spec.id, dtype, run, x.data(), got.data());
-      CHECK(got == expected);
+  for (const char* codec : kCodecs) {
+    const CodecSpec spec = parse_codec(codec);
+    const RunLayout run = run_layout(spec, grid, 0, num_groups(spec, grid));
+    for (const DType dtype : {DType::bfloat16, DType::float16}) {
+      Bytes x(65536 * 2), expected(size_of(run.nbytes)), got(size_of(run.nbytes));
+      for (std::uint32_t bits = 0; bits < 65536; ++bits) {
+        const auto pattern = static_cast<std::uint16_t>(bits);
+        std::memcpy(x.data() + bits * 2, &pattern, 2);
+      }
+      kPortable->encode(spec, dtype, run, 0, x.data(), expected.data());
+      for (const HostLoops* loops : usable_host_loops()) {
+        loops->encode(spec, dtype, run, 0, x.data(), got.data());
+        CHECK(got == expected);
+      }
     }
   }
 }
@@ -233,7 +229,7 @@ TEST(bytes_do_not_depend_on_the_callers_float_mode) {
   std::vector<float> x(64);
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i) * 1e-39f - 3e-38f;
   const unsigned before = _mm_getcsr();
-  for (const char* codec : {"int8", "int4"}) {
+  for (const char* codec : {"int8", "int4", "fp8", "nf4", "int4:hadamard=64", "int8:rounding=stochastic"}) {
     const std::vector<float> expected = round_trip(codec, x);
     // Flush to zero, denormals are zero, round upwards.
     _mm_setcsr(before | 0x8040u | 0x4000u);
@@ -245,63 +241,6 @@ TEST(bytes_do_not_depend_on_the_callers_float_mode) {
   }
 }
 #endif
-
-// A walk over all float32 magnitudes.
-TEST(int8_codes_never_pass_127_and_the_largest_value_keeps_its_code) {
-  for (std::uint32_t bits = 0x00400001u; bits < kInfinityBits; bits += 0x35b1u) {
-    const Int8Group group = int8_group(bits);
-    const float largest = bits_to_float(bits);
-    const std::int32_t code = quantize_int8(largest, group.inverse);
-    CHECK(code <= 127 && quantize_int8(-largest, group.inverse) == -code);
-    const double error = std::fabs(static_cast<double>(largest) - static_cast<double>(code) * to_float(group.scale));
-    CHECK(error <= to_float(group.scale) / 2.0);
-    CHECK(bits < 0x04000000u || code == 127);
-  }
-}
-
-TEST(int8_scales_survive_a_second_trip) {
-  for (std::uint32_t bits = kMinNormalBf16; bits < 0x7c00u; ++bits) {
-    const float scale = to_float(Bf16{static_cast<std::uint16_t>(bits)});
-    CHECK_EQ(int8_group(float_to_bits(dequantize_int8(127, scale))).scale.bits, bits);
-  }
-}
-
-TEST(int4_scale_covers_the_group_for_any_pair_of_extremes) {
-  std::mt19937 random(5);
-  for (int i = 0; i < 300000; ++i) {
-    const float a = bits_to_float(static_cast<std::uint32_t>(random()));
-    const float b = i % 2 == 0 ? bits_to_float(static_cast<std::uint32_t>(random()))
-                               : a * (1.0f + static_cast<float>(random() % 1000) * 1e-6f);
-    const float limit = max_finite<Bf16>();
-    if (!(std::fabs(a) <= limit) || !(std::fabs(b) <= limit)) continue;
-    const float low = std::min(a, b);
-    const float high = std::max(a, b);
-    const Int4Group group = int4_group(float_to_bits(low), float_to_bits(high));
-    CHECK(is_finite_bits(float_to_bits(to_float(group.scale))) && to_float(group.zero) <= low);
-    for (const float x : {low, high, low / 2 + high / 2}) {
-      const std::int32_t code = quantize_int4(x, group.half_zero, group.inverse);
-      const double decoded = to_float(group.zero) + static_cast<double>(code) * to_float(group.scale);
-      CHECK(code >= 0 && code <= 15);
-      CHECK(std::fabs(x - decoded) <= to_float(group.scale) * (0.5 + 1e-5));
-    }
-  }
-}
-
-TEST(values_at_the_end_of_float32_stay_finite) {
-  const float top = std::numeric_limits<float>::max();
-  for (const char* codec : {"int8", "int4"}) {
-    for (const std::vector<float>& x : {std::vector<float>{top, -top, 1.0f, 0.0f}, std::vector<float>(40, top),
-                                        std::vector<float>(40, -top), std::vector<float>{-top, -top * 0.999f}}) {
-      const std::vector<float> decoded = round_trip(codec, x);
-      for (std::size_t i = 0; i < x.size(); ++i) {
-        CHECK(std::isfinite(decoded[i]));
-        const float step = codec == std::string("int4") ? top / 7.5f : top / 127.0f;
-        const float bound = std::fabs(x[i]) > 1.0f ? std::fabs(x[i]) * 0.005f : step;
-        CHECK(std::fabs(decoded[i] / 2 - x[i] / 2) <= bound / 2);
-      }
-    }
-  }
-}
 
 }  // namespace
 }  // namespace pipecomm

@@ -97,11 +97,18 @@ TEST(rank_that_has_gone_is_named_at_once) {
 
 TEST(other_hosts_are_told_from_this_one) {
   const std::string own = "boot|net|0|name|token";
+  CHECK(!is_remote(own, own));
+  CHECK(is_remote(own, "other|net|0|name|token"));
+  CHECK(is_remote(own, "boot|other|0|name|token|10.0.0.1:80"));
+  CHECK_ERROR(ErrorKind::transport, "five fields", is_remote(own, "nonsense"));
+}
+
+TEST(other_user_is_refused_on_this_host_only) {
+  const std::string own = "boot|net|0|name|token";
   CHECK(why_unreachable(own, own).empty());
-  CHECK(why_unreachable(own, "other|net|0|name|token").find("another host") != std::string::npos);
-  CHECK(why_unreachable(own, "boot|other|0|name|token").find("network namespace") != std::string::npos);
-  CHECK(why_unreachable(own, "boot|net|1|name|token").find("user id") != std::string::npos);
-  CHECK_ERROR(ErrorKind::transport, "five fields", why_unreachable(own, "nonsense"));
+  CHECK(why_unreachable(own, "boot|net|1|name|token").find("user id 1, here 0") != std::string::npos);
+  CHECK(why_unreachable(own, "boot|other|1|name|token").find("user id") != std::string::npos);
+  CHECK(why_unreachable(own, "other|net|1|name|token").empty());
 }
 
 TEST(handle_outlives_its_communicator) {

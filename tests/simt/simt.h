@@ -15,6 +15,8 @@
 
 #define __global__
 #define __device__
+// Blocks run one after another, so that one copy serves all.
+#define __shared__ static
 
 struct Dim3 {
   unsigned x = 1;
@@ -42,14 +44,28 @@ inline std::byte* stack_of_thread(std::size_t index) {
 // Lanes take turns in ascending or descending order; a result that depends on it lacks a synchronisation.
 enum class Order { ascending, descending };
 
+// Shuffles so far that name `mask`, and the values of the last two.
+struct Posted {
+  unsigned mask;
+  std::uint64_t count = 0;
+  std::uint32_t value[2] = {};
+};
+
 struct Fiber {
   ucontext_t context;
   bool is_done = false;
-  // What this lane has posted: shuffles and barriers so far, and the last two shuffles' masks and values.
-  std::uint64_t num_shuffles = 0;
+  // What this lane has posted: barriers so far, and shuffles for each mask.
   std::uint64_t num_barriers = 0;
-  unsigned mask[2] = {};
-  std::uint32_t value[2] = {};
+  std::vector<Posted> posted;
+  // Mask of the shuffle this lane waits in; 0 for none.
+  unsigned waits_for = 0;
+
+  Posted& posted_for(unsigned mask) {
+    for (Posted& shuffles : posted) {
+      if (shuffles.mask == mask) return shuffles;
+    }
+    return posted.emplace_back(Posted{mask});
+  }
 };
 
 class Block {
@@ -64,22 +80,24 @@ class Block {
       progressed_ = false;
       for (std::size_t i = 0; i < fibers_.size(); ++i) resume(order == Order::ascending ? i : fibers_.size() - 1 - i);
       if (!error_.empty()) throw std::runtime_error(error_);
-      if (!progressed_) throw std::runtime_error("deadlock: lanes wait for a shuffle or barrier others never reach");
+      if (!progressed_) throw std::runtime_error(why_stuck());
     }
   }
 
   std::uint32_t shuffle_xor(unsigned mask, std::uint32_t value, unsigned offset) {
     Fiber& self = fibers_[running_];
-    const std::uint64_t turn = self.num_shuffles++;
-    self.mask[turn % 2] = mask;
-    self.value[turn % 2] = value;
+    Posted& posted = self.posted_for(mask);
+    const std::uint64_t turn = posted.count++;
+    posted.value[turn % 2] = value;
     progressed_ = true;
     const unsigned lane = static_cast<unsigned>(running_) % kWarpSize;
     if ((mask >> lane & 1u) == 0) return fail("a lane shuffles with a mask that leaves it out");
+    self.waits_for = mask;
     while (!all_posted(mask, turn)) yield();
+    self.waits_for = 0;
     const unsigned source = lane ^ offset;
     if (source >= kWarpSize || (mask >> source & 1u) == 0) return fail("a shuffle reads a lane outside its mask");
-    return warp_fiber(source).value[turn % 2];
+    return warp_fiber(source).posted_for(mask).value[turn % 2];
   }
 
   void barrier() {
@@ -131,15 +149,20 @@ class Block {
 
   bool all_posted(unsigned mask, std::uint64_t turn) {
     for (unsigned lane = 0; lane < kWarpSize; ++lane) {
-      if ((mask >> lane & 1u) == 0) continue;
-      const Fiber& other = warp_fiber(lane);
-      if (other.num_shuffles <= turn) return false;
-      if (other.mask[turn % 2] != mask) {
-        fail("lanes of one shuffle name different masks");
-        return true;
-      }
+      if ((mask >> lane & 1u) != 0 && warp_fiber(lane).posted_for(mask).count <= turn) return false;
     }
     return true;
+  }
+
+  std::string why_stuck() const {
+    for (std::size_t i = 0; i < fibers_.size(); ++i) {
+      for (std::size_t j = i / kWarpSize * kWarpSize; j < i; ++j) {
+        const unsigned mask = fibers_[i].waits_for;
+        const unsigned other = fibers_[j].waits_for;
+        if (mask != other && (mask & other) != 0) return "lanes of one shuffle name different masks";
+      }
+    }
+    return "deadlock: lanes wait for a shuffle or barrier others never reach";
   }
 
   // Exceptions do not cross fibers: the scheduler throws once this fiber is left, which is then never resumed.

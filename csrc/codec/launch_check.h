@@ -1,0 +1,28 @@
+// What both launchers share: how many blocks, and whether the launch worked.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <string>
+
+#include "base/error.h"
+#include "codec/kernel_choice.h"
+#include "codec/kernels.cuh"
+
+namespace pipecomm {
+
+// Enough blocks to fill any current GPU; larger runs loop.
+inline unsigned num_blocks(const RunLayout& run) {
+  constexpr std::int64_t kMaxBlocks = 1 << 16;
+  const std::int64_t teams_per_block = kBlockThreads / (unit_size(run) / kPerLane);
+  return static_cast<unsigned>(std::min(kMaxBlocks, (run.num_groups + teams_per_block - 1) / teams_per_block));
+}
+
+inline void check_launch(const char* what) {
+  const cudaError_t error = cudaGetLastError();
+  if (error == cudaSuccess) return;
+  throw Error(ErrorKind::cuda, std::string("expected to launch ") + what + "; got " + cudaGetErrorString(error));
+}
+
+}  // namespace pipecomm
