@@ -16,6 +16,7 @@ from pipecomm.errors import *  # noqa: F403 - the error classes are public here
 if TYPE_CHECKING:
     from pipecomm.backend import BackendOptions
     from pipecomm.codec import Codec
+    from pipecomm.flow import FlowLimits
     from pipecomm.link import LinkEmulation
     from pipecomm.memory import MemoryPool
     from pipecomm.pipeline import Pipeline
@@ -25,6 +26,7 @@ __all__ = [
     "BackendOptions",
     "Codec",
     "CodecPolicy",
+    "FlowLimits",
     "LinkEmulation",
     "MemoryPool",
     "Pipeline",
@@ -40,6 +42,7 @@ _HOMES = {
     "BackendOptions": "backend",
     "Codec": "codec",
     "CodecPolicy": "policy",
+    "FlowLimits": "flow",
     "LinkEmulation": "link",
     "MemoryPool": "memory",
     "Pipeline": "pipeline",

@@ -135,6 +135,12 @@ def _add_doctor(added: Any, commands: Commands) -> None:
         allow_abbrev=False,
         help="tell what was built, what was found, and which path peers would use",
     )
+    doctor.add_argument(
+        "--attach",
+        type=_positive_int,
+        metavar="PID",
+        help="tell what a running process, of this user, sends and waits for instead",
+    )
     doctor.set_defaults(command=commands["doctor"])
     _add_json(doctor)
 

@@ -10,7 +10,6 @@ import atexit
 import functools
 import logging
 import os
-import socket
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import ModuleType
@@ -19,14 +18,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from pipecomm import _c10d_build, rendezvous
+from pipecomm import _c10d_build, env_rendezvous, rendezvous
 from pipecomm.codec import Codec
 from pipecomm.errors import ConfigError
+from pipecomm.flow import FlowLimits
+from pipecomm.interfaces import check_interfaces
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["BackendOptions", "register"]
+__all__ = ["BackendOptions", "connect_beside", "register"]
 
 _NAME = "pipecomm"
 _log = logging.getLogger(_NAME)
@@ -37,6 +38,13 @@ _MAX_RANKS_IN_NAME = 8
 
 def _from_env(variable: str, default: str) -> str:
     return os.environ.get(variable) or default
+
+
+def _codec_from_env(variable: str) -> Codec:
+    try:
+        return Codec.parse(_from_env(variable, "raw"))
+    except ConfigError as error:
+        raise ConfigError(f"{variable}: {error}") from error
 
 
 def _min_nbytes_from_env() -> int:
@@ -61,24 +69,34 @@ class BackendOptions:
         min_nbytes: smaller tensors are never quantized. Default: PIPECOMM_MIN_NBYTES or 65536.
         inner: the backend that runs the collectives; "gloo".
         timeout: overrides the group's timeout for sends, receives and the inner backend.
+        limits: what each link takes before its sender waits. Default: from the environment.
 
     Raises ConfigError for a codec or inner backend that is not known, or a bad number.
     """
 
-    codec: str | Codec = field(default_factory=lambda: _from_env("PIPECOMM_CODEC", "raw"))
-    grad_codec: str | Codec = field(default_factory=lambda: _from_env("PIPECOMM_GRAD_CODEC", "raw"))
+    codec: str | Codec = field(default_factory=lambda: _codec_from_env("PIPECOMM_CODEC"))
+    grad_codec: str | Codec = field(default_factory=lambda: _codec_from_env("PIPECOMM_GRAD_CODEC"))
     min_nbytes: int = field(default_factory=_min_nbytes_from_env)
     inner: str = "gloo"
     timeout: timedelta | None = None
+    limits: FlowLimits = field(default_factory=FlowLimits)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "codec", Codec.parse(self.codec))
         object.__setattr__(self, "grad_codec", Codec.parse(self.grad_codec))
-        if self.min_nbytes < 0:
-            raise ConfigError(f"expected min_nbytes >= 0; got {self.min_nbytes}")
-        if self.inner not in _INNER_BACKENDS:
+        if type(self.min_nbytes) is not int or not 0 <= self.min_nbytes < 1 << 63:
+            raise ConfigError(
+                f"expected a number of bytes of 0 or more as min_nbytes; got {self.min_nbytes!r}"
+            )
+        if self.inner not in list(_INNER_BACKENDS):
             known = ", ".join(sorted(_INNER_BACKENDS))
             raise ConfigError(f"expected an inner backend out of: {known}; got {self.inner!r}")
+        if self.timeout is not None and not _is_positive(self.timeout):
+            raise ConfigError(
+                f"expected a timedelta of more than 0 s as timeout; got {self.timeout!r}"
+            )
+        if not isinstance(self.limits, FlowLimits):
+            raise ConfigError(f"expected FlowLimits as limits; got {self.limits!r}")
 
     @property
     def settings(self) -> str:
@@ -91,10 +109,44 @@ class BackendOptions:
         return self.timeout
 
 
+def _is_positive(time: object) -> bool:
+    return isinstance(time, timedelta) and time > timedelta(0)
+
+
 def register() -> None:
-    """Make "pipecomm" a name init_process_group and new_group know. Can be called again."""
-    if dist.is_available() and _NAME not in dist.Backend.backend_list:
+    """Make "pipecomm" a name init_process_group and new_group know. Can be called again.
+
+    Environment variables are then checked before ranks connect through them, for any backend.
+    With PIPECOMM_AUTOLOAD=1 pipecomm also takes gloo's place.
+    """
+    if not dist.is_available():
+        return
+    if _NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu"])
+    # Imported late: not every torch is built with torch.distributed.
+    from pipecomm import autoload
+
+    env_rendezvous.check_first()
+    if autoload.is_wanted():
+        autoload.take_over_gloo()
+
+
+def connect_beside(group: dist.ProcessGroup, options: BackendOptions | None = None) -> Any:
+    """A c10d.Backend on the ranks of a group of any backend, known to the caller alone.
+
+    All ranks of the group call it, and no others have to (new_group would involve them). Ranks
+    are ranks in the group. It closes when it is dropped; its timeout is that of the options, or
+    torch's default. Raises as init_process_group("pipecomm") does.
+    """
+    from torch._C._distributed_c10d import _DistributedBackendOptions
+
+    made = _DistributedBackendOptions()
+    made.store = _sub_store(dist.distributed_c10d._get_process_group_store(group), "beside")
+    made.group_rank, made.group_size = group.rank(), group.size()
+    made.timeout = dist.constants.default_pg_timeout
+    made.group_id = group.group_name
+    made.global_ranks_in_group = dist.get_process_group_ranks(group)
+    return _create(made, options)
 
 
 def _create(group: Any, options: Any) -> Any:
@@ -102,7 +154,11 @@ def _create(group: Any, options: Any) -> Any:
 
     `group` is torch's DistributedBackendOptions, `options` the caller's pg_options.
     """
-    options = BackendOptions() if options is None else options
+    from torch._C._distributed_c10d import Backend
+
+    # A group may have other backends for other devices, whose options these then are.
+    if options is None or isinstance(options, Backend.Options):
+        options = BackendOptions()
     if not isinstance(options, BackendOptions):
         raise ConfigError(
             f"expected pg_options of type pipecomm.BackendOptions; got {type(options).__name__}"
@@ -139,6 +195,7 @@ def _connect(store: Store, group: Any, options: BackendOptions, timeout: timedel
             name=_describe(group),
             timeout_s=timeout.total_seconds(),
             settings=options.settings,
+            limits=options.limits,
         )
     except rendezvous.UnreachableError as error:
         if group.group_rank == 0:
@@ -154,18 +211,8 @@ def _sub_store(store: Store, prefix: str) -> Store:
 
 
 def _make_gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
-    _check_interfaces(os.environ.get("GLOO_SOCKET_IFNAME", ""))
+    check_interfaces("GLOO_SOCKET_IFNAME")
     return dist.ProcessGroupGloo(_sub_store(store, "inner"), rank, size, timeout)
-
-
-def _check_interfaces(names: str) -> None:
-    found = [name for _, name in socket.if_nameindex()]
-    wrong = [name for name in names.split(",") if name and name not in found]
-    if wrong:
-        raise ConfigError(
-            f"expected network interfaces of this host in GLOO_SOCKET_IFNAME; got {names!r}, "
-            f"and {', '.join(wrong)} is not there. Found: {', '.join(found)}"
-        )
 
 
 _INNER_BACKENDS = {"gloo": _make_gloo}

@@ -179,10 +179,20 @@ def _warn_without_pictures() -> None:
 
 
 def _doctor(args: argparse.Namespace) -> int:
+    if args.attach is not None:
+        return _attach(args)
     from pipecomm.doctor import examine, format_findings
 
     findings = examine()
     print(json.dumps(findings) if args.json else format_findings(findings), flush=True)
+    return _OK
+
+
+def _attach(args: argparse.Namespace) -> int:
+    from pipecomm._native import core
+
+    report = core.hang_report(args.attach)
+    print(json.dumps({"pid": args.attach, "report": report}) if args.json else report, flush=True)
     return _OK
 
 

@@ -12,6 +12,7 @@ import torch
 
 from pipecomm.codec import Codec
 from pipecomm.errors import ConfigError, NotBuiltError, StageFailedError
+from pipecomm.flow import FlowLimits
 from pipecomm.memory import MemoryPool, default_pool, tensor_from_block
 from pipecomm.rendezvous import Store, announce, connect
 
@@ -141,6 +142,7 @@ class Links:
         timeout_s: float = 1800.0,
         emulation: LinkEmulation | None = None,
         pool: MemoryPool | None = None,
+        limits: FlowLimits | None = None,
     ) -> Links:
         """Connect to all stages; every rank calls this. Errors as in rendezvous.connect.
 
@@ -156,6 +158,7 @@ class Links:
             emulated_mbps=slow.mbps,
             emulated_latency_ms=slow.latency_ms,
             pool=pool or default_pool(),
+            limits=limits,
         )
         return cls(communicator, timeout_s)
 

@@ -29,6 +29,7 @@ from pipecomm.stats import Direction, StepStats
 from pipecomm.step import Step
 
 if TYPE_CHECKING:
+    from pipecomm.flow import FlowLimits
     from pipecomm.link import LinkEmulation, Links
     from pipecomm.memory import MemoryPool
 
@@ -58,6 +59,7 @@ class Pipeline:
     loss weighs by its share of the rows, with "sum" the losses are added. `codec` is for
     activations, `grad_codec` for their gradients: one for all boundaries, a list with one for
     each, "auto", or a CodecPolicy. A transfer not done in `timeout_s` is an error.
+    `limits` bound what each link takes before its sender waits.
 
     Raises ConfigError for an unknown name and for a number of stages that is not the number of
     ranks; connecting may raise TransportError or LinkTimeoutError.
@@ -78,6 +80,7 @@ class Pipeline:
         timeout_s: float = 1800.0,
         emulation: LinkEmulation | None = None,
         pool: MemoryPool | None = None,
+        limits: FlowLimits | None = None,
     ) -> None:
         rank, size = find_place(process_group, num_stages)
         self._links: Links | None = None
@@ -112,6 +115,7 @@ class Pipeline:
                 timeout_s=timeout_s,
                 emulation=emulation,
                 pool=pool,
+                limits=limits,
             )
             with self._shared_step("the start"):
                 self._codecs = choose_codecs(self._links, policies)

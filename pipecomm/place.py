@@ -18,6 +18,7 @@ from pipecomm.policy import AUTO, BoundaryCodec, CodecPolicy, codec_for_speed
 from pipecomm.stats import Direction
 
 if TYPE_CHECKING:
+    from pipecomm.flow import FlowLimits
     from pipecomm.memory import MemoryPool
     from pipecomm.rendezvous import Store
 
@@ -59,13 +60,22 @@ def connect_stages(
     timeout_s: float,
     emulation: LinkEmulation | None,
     pool: MemoryPool | None,
+    limits: FlowLimits | None = None,
 ) -> Links:
     """Links to the other ranks, returned when every rank has its own.
 
     Raises ConfigError on every rank unless all give the same `settings`.
     """
     store = _store(process_group)
-    links = Links.connect(store, rank, size, timeout_s=timeout_s, emulation=emulation, pool=pool)
+    links = Links.connect(
+        store,
+        rank,
+        size,
+        timeout_s=timeout_s,
+        emulation=emulation,
+        pool=pool,
+        limits=limits,
+    )
     try:
         store.set(f"settings/{rank}", settings)
         _wait_for_all(store, links, [f"settings/{other}" for other in range(size)], timeout_s)

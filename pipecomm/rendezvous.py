@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing.util
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -108,10 +109,17 @@ def _listen_tcp(store: Store, rank: int, listener: Any, addresses: list[str]) ->
     """Choose an interface and listen there. A rank that cannot tells the others."""
     stacks = {_network_stack(address) for address in addresses}
     try:
+        _finish_at_exit()
         listener.listen_tcp(choose_address(allow_loopback=len(stacks) == 1))
     except Exception as error:
         announce(store, f"rank {rank} cannot be called from other hosts: {error}")
         raise
+
+
+@functools.cache
+def _finish_at_exit() -> None:
+    # Children of multiprocessing end by os._exit, which runs none of C's or Python's exit handlers.
+    multiprocessing.util.Finalize(None, core.finish_bridges, exitpriority=0)
 
 
 def _network_stack(address: str) -> tuple[str, str]:

@@ -20,7 +20,9 @@ GROUP_TIMEOUT_S = 10.0
 Check = Callable[[int, int, dist.ProcessGroup], None]
 
 
-def init(rank: int, size: int, store_path: str, backend: str = "pipecomm", **options: Any) -> None:
+def init(
+    rank: int, size: int, store_path: str, backend: str | None = "pipecomm", **options: Any
+) -> None:
     """init_process_group over a FileStore."""
     options.setdefault("timeout", timedelta(seconds=30))
     store = dist.FileStore(store_path, size)

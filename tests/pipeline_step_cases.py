@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pipecomm.flow import FlowLimits
 from pipecomm.link import LinkEmulation
 from pipecomm.pipeline import Pipeline
 from pipecomm.policy import CodecPolicy
@@ -215,6 +216,21 @@ def lossy_codecs(rank: int, size: int) -> dict[str, float]:
     }
 
 
+def without_eager_sends(rank: int, size: int) -> dict[str, float]:
+    """Every schedule, also where a send is done only when its receive is posted."""
+    return {
+        name: worst_error(
+            rank,
+            linear_stages(size),
+            [batch(8)],
+            schedule=name,
+            num_microbatches=8,
+            limits=FlowLimits(strict=True),
+        )
+        for name in ("gpipe", "1f1b", "eager-1f1b")
+    }
+
+
 def policies(rank: int, size: int) -> dict[str, Any]:
     """By policy: this rank's codecs and the bytes of tensors and wire it sent in each step."""
     chosen: dict[str, Any] = {
@@ -338,6 +354,7 @@ CASES = {
     ),
     4: (
         policies,
+        without_eager_sends,
         few_microbatches,
         length_changes_between_microbatches,
         residual_beside,

@@ -7,12 +7,15 @@ from pathlib import Path
 
 from tests import (
     test_backend_groups,
+    test_backend_jobs,
     test_backend_life,
     test_backend_p2p,
     test_backend_waits,
+    test_env_rendezvous,
 )
 from tests.backend_ranks import names
 
+_MODULES = (test_backend_groups, test_backend_jobs, test_backend_life, test_env_rendezvous)
 _DOCS = Path(__file__).parent.parent / "docs" / "drop_in.md"
 
 
@@ -30,6 +33,17 @@ def test_every_statement_has_a_test_of_its_own() -> None:
         *names(test_backend_waits.CHECKS),
         *names(test_backend_groups.CHECKS),
         *(check.__name__ for check in test_backend_life.CHECKS),
-        *(name for name in vars(test_backend_life) if name.startswith("test_")),
+        *(name for module in _MODULES for name in vars(module) if name.startswith("test_")),
     }
     assert set(named) <= known, set(named) - known
+
+
+def test_every_recipe_names_a_test_that_exists() -> None:
+    recipes = _DOCS.read_text().split("## Recipes")[1].split("\n## ")[0]
+    sources = "\n".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    for recipe in recipes.split("\n**")[1:]:
+        named = re.findall(r"`(?:tests/)?(test_\w+)(\.py)?`", recipe)
+        assert named, recipe
+        for name, suffix in named:
+            here = Path(__file__).parent / f"{name}.py"
+            assert here.exists() if suffix else f"def {name}(" in sources, name

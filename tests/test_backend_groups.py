@@ -63,6 +63,17 @@ def batch_of_some_ranks_as_first_call_completes(rank: int, size: int, group: Gro
 
 def ranks_of_a_subgroup_are_global_or_group_ranks(rank: int, size: int, group: Group) -> None:
     odd = dist.new_group([1, 3])
+    if rank in (1, 3):
+        peer, got = 4 - rank, [torch.zeros(1), torch.zeros(1)]
+        ops = [dist.P2POp(dist.irecv, one, peer, odd) for one in got]
+        ops += [
+            dist.P2POp(dist.isend, torch.full((1,), 10.0 * rank + i), peer, odd) for i in (0, 1)
+        ]
+        works = dist.batch_isend_irecv(ops)
+        assert len(works) == len(ops)
+        for work in works:
+            work.wait()
+        assert [one.item() for one in got] == [10.0 * peer, 10.0 * peer + 1]
     if rank == 1:
         dist.send(torch.ones(1), 3, odd)
         dist.send(torch.full((1,), 2.0), group_dst=1, group=odd)
@@ -87,9 +98,10 @@ def collectives_give_the_right_results(rank: int, size: int, group: Group) -> No
     total = mine.clone()
     dist.all_reduce(total, group=group)
     assert total.tolist() == [6.0] * 4
-    half = torch.ones(1000, dtype=torch.bfloat16)
-    dist.all_reduce(half, group=group)
-    assert bool((half == 4).all())
+    for dtype in (torch.bfloat16, torch.float16):
+        half = torch.ones(1000, dtype=dtype)
+        dist.all_reduce(half, group=group)
+        assert bool((half == 4).all())
     root = mine.clone()
     dist.broadcast(root, 2, group)
     assert root.tolist() == [2.0] * 4
@@ -201,6 +213,26 @@ def _use_by_name(rank: int, size: int, store_path: str) -> None:
         dist.destroy_process_group()
 
 
+def _use_by_default(rank: int, size: int, store_path: str) -> None:
+    """As torchtitan and others choose a backend: they ask torch's map by device."""
+    dist.Backend.default_device_backend_map["cpu"] = "pipecomm"
+    asked = dist.get_default_backend_for_device("cpu")
+    assert asked == "pipecomm"
+    for index, name in enumerate((asked, f"cpu:{asked}", None)):
+        init(rank, size, f"{store_path}.default{index}", name)
+        for group in (dist.group.WORLD, dist.new_group([0, 1])):
+            total = torch.ones(1)
+            dist.all_reduce(total, group=group)
+            work = dist.isend(total, 1 - rank, group)
+            dist.recv(total, 1 - rank, group)
+            work.wait()
+            assert total.item() == 2
+            dist.barrier(group)
+            kind = type(group._get_backend(torch.device("cpu")))
+            assert kind.__name__ == "PipecommBackend"
+        dist.destroy_process_group()
+
+
 def _other_host(*_: object, **__: object) -> None:
     raise UnreachableError("expected rank 1 to be reachable; got: it runs on another host")
 
@@ -226,6 +258,7 @@ def _use_without_shared_memory(rank: int, size: int, store_path: str) -> list[st
 
 def _by_name_and_without_shared_memory(rank: int, size: int, store_path: str) -> list[str]:
     _use_by_name(rank, size, store_path)
+    _use_by_default(rank, size, store_path)
     return _use_without_shared_memory(rank, size, store_path)
 
 
@@ -234,7 +267,7 @@ def log_lines() -> list[list[str]]:
     return spawn_ranks(2, _by_name_and_without_shared_memory)
 
 
-def test_backend_is_found_by_name_alone_and_per_device(log_lines: list[list[str]]) -> None:
+def test_backend_is_found_by_name_per_device_and_by_default(log_lines: list[list[str]]) -> None:
     assert len(log_lines) == 2
 
 

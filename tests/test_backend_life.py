@@ -33,7 +33,18 @@ def _killed_in_flight(rank: int, size: int, store_path: str) -> tuple[str, float
     start = time.monotonic()
     with pytest.raises(PeerLostError) as caught:
         _wait_all(works)
-    return str(caught.value), time.monotonic() - start
+    seconds = time.monotonic() - start
+    _wait_for_others(dist.FileStore(store_path + ".met", size), size - 1)
+    return str(caught.value), seconds
+
+
+def _wait_for_others(store: dist.Store, count: int) -> None:
+    """A survivor that ended before another one had looked would be named in its error."""
+    store.add("met", 1)
+    deadline = time.monotonic() + 30
+    while store.add("met", 0) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def _wait_all(works: list[dist.Work]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -55,7 +58,18 @@ def test_options_that_differ_have_settings_that_differ() -> None:
         ({"codec": "int3"}, "int3"),
         ({"grad_codec": "int3"}, "int3"),
         ({"min_nbytes": -1}, "-1"),
+        ({"min_nbytes": "64k"}, "number of bytes.*'64k'"),
+        ({"min_nbytes": 1.5}, "number of bytes.*1.5"),
+        ({"min_nbytes": True}, "number of bytes.*True"),
+        ({"min_nbytes": None}, "number of bytes.*None"),
+        ({"min_nbytes": 1 << 64}, "number of bytes.*18446744073709551616"),
+        ({"codec": 4}, "codec.*4"),
+        ({"grad_codec": None}, "codec.*None"),
         ({"inner": "glue"}, "gloo.*glue"),
+        ({"limits": 3}, "FlowLimits.*3"),
+        ({"inner": ["gloo"]}, r"gloo.*\['gloo'\]"),
+        ({"timeout": 5}, "timedelta.*5"),
+        ({"timeout": timedelta(0)}, "more than 0 s.*timedelta"),
     ],
 )
 def test_option_that_is_not_known_is_a_config_error(
@@ -73,35 +87,66 @@ def test_threshold_in_the_environment_that_is_no_number_is_a_config_error(
         BackendOptions()
 
 
+@pytest.mark.parametrize("variable", ["PIPECOMM_CODEC", "PIPECOMM_GRAD_CODEC"])
+def test_codec_in_the_environment_that_is_not_known_is_named_with_its_variable(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "int3")
+    with pytest.raises(ConfigError, match=f"{variable}.*int3"):
+        BackendOptions()
+
+
 def test_foreign_options_are_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"BackendOptions.*dict"):
         init(0, 1, str(tmp_path / "store"), pg_options={"codec": "int4"})
 
 
-def _codecs_on_the_wire(rank: int, size: int, store_path: str) -> tuple[str, dict[str, float]]:
+Errors = dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What a rank saw: texts of refusals, and by group the largest errors of what it received."""
+
+    refusals: list[str]
+    errors: dict[str, Errors]
+
+
+def _codecs_on_the_wire(rank: int, size: int, store_path: str) -> _Outcome:
     different = BackendOptions(codec="int4" if rank else "raw")
-    with pytest.raises(PipecommError) as caught:
+    with pytest.raises(PipecommError) as by_options:
         init(rank, size, store_path + ".different", pg_options=different)
-    init(rank, size, store_path, pg_options=BackendOptions(codec="int4", min_nbytes=1024))
-    errors = _errors_by_kind(rank)
+    os.environ["PIPECOMM_MIN_NBYTES"] = str(1024 + rank)
+    with pytest.raises(PipecommError) as by_environment:
+        init(rank, size, store_path + ".environment")
+    os.environ.update(PIPECOMM_CODEC="int4", PIPECOMM_GRAD_CODEC="int8", PIPECOMM_MIN_NBYTES="1024")
+    init(rank, size, store_path)
+    errors = {"environment": _errors_by_kind(rank, dist.group.WORLD)}
     _shapes_must_agree(rank)
+    for name, options in (
+        ("raw", BackendOptions(codec="raw", grad_codec="raw")),
+        ("forward only", BackendOptions(grad_codec="raw")),
+    ):
+        group = dist.new_group([0, 1], pg_options=options)
+        errors[name] = _errors_by_kind(rank, group)
     dist.barrier()
     dist.destroy_process_group()
-    return str(caught.value), errors
+    return _Outcome([str(by_options.value), str(by_environment.value)], errors)
 
 
-def _errors_by_kind(rank: int) -> dict[str, float]:
+def _errors_by_kind(rank: int, group: dist.ProcessGroup) -> Errors:
     """Largest errors of what this rank receives."""
     torch.manual_seed(0)
-    errors: dict[str, float] = {}
+    errors: Errors = {}
     for name, sent in (
         ("floats", torch.randn(64, 64)),
         ("integers", torch.arange(4096).reshape(64, 64)),
+        ("doubles", torch.randn(64, 64, dtype=torch.float64)),
         ("small", torch.randn(8)),
     ):
         got = torch.zeros_like(sent)
-        work = dist.isend(sent, 1 - rank)
-        dist.recv(got, 1 - rank)
+        work = dist.isend(sent, 1 - rank, group)
+        dist.recv(got, 1 - rank, group)
         work.wait()
         errors[name] = (got - sent).abs().max().item()
     return errors
@@ -117,21 +162,32 @@ def _shapes_must_agree(rank: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> list[tuple[str, dict[str, float]]]:
+def outcomes() -> list[_Outcome]:
     return spawn_ranks(2, _codecs_on_the_wire)
 
 
-def test_ranks_whose_options_differ_refuse_each_other(
-    outcomes: list[tuple[str, dict[str, float]]],
-) -> None:
-    assert any("int4" in text and "raw" in text for text, _ in outcomes)
+def test_ranks_whose_options_differ_refuse_each_other(outcomes: list[_Outcome]) -> None:
+    assert all("int4" in of_rank.refusals[0] for of_rank in outcomes)
+    assert any("raw" in of_rank.refusals[0] for of_rank in outcomes)
 
 
-def test_codec_holds_for_large_float_messages_of_its_direction_only(
-    outcomes: list[tuple[str, dict[str, float]]],
-) -> None:
-    (_, backward), (_, forward) = outcomes
-    assert backward == {"floats": 0.0, "integers": 0, "small": 0.0}
-    # Four bits over a range of about six standard deviations: half a step is near 0.2.
-    assert 0.01 < forward["floats"] < 0.3
-    assert (forward["integers"], forward["small"]) == (0, 0.0)
+def test_ranks_whose_environments_differ_refuse_each_other(outcomes: list[_Outcome]) -> None:
+    for text in ("min_nbytes=1024", "min_nbytes=1025"):
+        assert any(text in of_rank.refusals[1] for of_rank in outcomes)
+
+
+def test_codec_holds_for_large_float_messages_of_its_direction(outcomes: list[_Outcome]) -> None:
+    backward, forward = (of_rank.errors["environment"] for of_rank in outcomes)
+    # Over a range of about six standard deviations half a step is near 0.2 with four bits, and
+    # near 0.012 with eight.
+    assert 0.02 < forward["floats"] < 0.3
+    assert 0.002 < backward["floats"] < 0.02
+    for errors in (forward, backward):
+        assert (errors["integers"], errors["doubles"], errors["small"]) == (0, 0.0, 0.0)
+
+
+def test_groups_have_codecs_of_their_own(outcomes: list[_Outcome]) -> None:
+    to_lower, to_higher = (of_rank.errors for of_rank in outcomes)
+    assert to_higher["raw"]["floats"] == to_lower["raw"]["floats"] == 0.0
+    assert to_higher["forward only"]["floats"] > 0.0
+    assert to_lower["forward only"]["floats"] == 0.0

@@ -28,14 +28,19 @@ def _backend(group: Group) -> dist.distributed_c10d.Backend:
 
 
 def _pass_on(
-    rank: int, group: Group, sent: torch.Tensor, into: torch.Tensor
+    rank: int, group: Group, sent: torch.Tensor, into: torch.Tensor, is_later: bool = False
 ) -> torch.Tensor | None:
-    """Rank 0 sends `sent`, rank 1 receives into `into`; gives `into` on rank 1."""
-    if rank == 0:
+    """Rank 0 sends `sent`, rank 1 receives into `into`; gives `into` on rank 1.
+
+    The calls block, or `is_later`, and give handles that are waited for.
+    """
+    if is_later:
+        (dist.irecv(into, 0, group) if rank else dist.isend(sent, 1, group)).wait()
+    elif rank == 0:
         dist.send(sent, 1, group)
-        return None
-    dist.recv(into, 0, group)
-    return into
+    else:
+        dist.recv(into, 0, group)
+    return into if rank else None
 
 
 # Layout and element types
@@ -342,15 +347,14 @@ def handle_has_no_future_and_says_so(rank: int, size: int, group: Group) -> None
 def data_moves_without_entering_the_graph(rank: int, size: int, group: Group) -> None:
     weight = torch.ones(2, 3, requires_grad=True)
     leaf = torch.zeros(2, 3, requires_grad=True)
-    for sent in (weight, (weight * 2).t().reshape(3, 2).t().contiguous()):
-        got = _pass_on(rank, group, sent, leaf)
-        assert got is None or bool((got.detach() == sent.detach()).all())
-    assert leaf.is_leaf
-    assert leaf.grad_fn is None
-    assert leaf.requires_grad
-    with torch.inference_mode():
-        got = _pass_on(rank, group, torch.full((3,), 4.0), torch.zeros(3))
-        assert got is None or got.tolist() == [4.0] * 3
+    for is_later in (False, True):
+        for sent in (weight, (weight * 2).t().reshape(3, 2).t().contiguous()):
+            got = _pass_on(rank, group, sent, leaf, is_later)
+            assert got is None or bool((got.detach() == sent.detach()).all())
+        assert (leaf.is_leaf, leaf.grad_fn, leaf.requires_grad) == (True, None, True)
+        with torch.inference_mode():
+            got = _pass_on(rank, group, torch.full((3,), 4.0), torch.zeros(3), is_later)
+            assert got is None or got.tolist() == [4.0] * 3
 
 
 CHECKS: tuple[Check, ...] = (

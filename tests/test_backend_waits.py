@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -40,6 +41,25 @@ def other_threads_run_while_a_receive_waits(rank: int, size: int, group: Group) 
     stop.set()
     thread.join(10)
     assert ticks >= 50
+
+
+def several_threads_use_a_group_at_once(rank: int, size: int, group: Group) -> None:
+    """Each thread sends and receives with a tag of its own, in sizes from a byte to a MiB."""
+
+    def exchange(tag: int) -> int:
+        peer = 1 - rank
+        for index in range(200):
+            sent = torch.full((1 << (index * 7 + tag) % 21,), index % 100 + tag, dtype=torch.uint8)
+            got = torch.zeros_like(sent)
+            work = dist.isend(sent, peer, group, tag)
+            dist.recv(got, peer, group, tag)
+            work.wait()
+            if not torch.equal(got, sent):
+                return index
+        return -1
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(exchange, range(4))) == [-1] * 4
 
 
 def wait_raises_after_the_time_given_to_it(rank: int, size: int, group: Group) -> None:
@@ -105,6 +125,7 @@ def interrupt_ends_a_blocking_receive(rank: int, size: int, group: Group) -> Non
 
 CHECKS: tuple[Check, ...] = (
     other_threads_run_while_a_receive_waits,
+    several_threads_use_a_group_at_once,
     wait_raises_after_the_time_given_to_it,
     timeout_set_later_on_the_group_holds,
     timeout_text_says_who_waited_for_whom,

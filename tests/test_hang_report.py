@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import os
 import signal
 import time
@@ -11,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from pipecomm._native import core
+from pipecomm.cli import main
 from pipecomm.errors import ConfigError, LinkTimeoutError
 from tests.backend_ranks import init
 from tests.ranks import spawn_ranks
@@ -60,3 +64,30 @@ def test_stopped_process_does_not_keep_the_asker() -> None:
 def test_process_without_transfers_is_told_from_a_hanging_one() -> None:
     with pytest.raises(ConfigError, match="nobody answers as process 1;"):
         core.hang_report(1)
+
+
+def _doctor_attached(rank: int, size: int, store_path: str) -> tuple[int, str]:
+    init(rank, size, store_path)
+    pid = torch.tensor([os.getpid()])
+    dist.broadcast(pid, 0)
+    if rank == 0:
+        dist.recv(torch.zeros(4), 1, tag=3)
+        return 0, ""
+    code, document, deadline = 0, "", time.monotonic() + 20
+    while "receive from" not in document and time.monotonic() < deadline:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            code = main(["doctor", "--attach", str(int(pid)), "--json"])
+        document = out.getvalue()
+    dist.send(torch.ones(4), 0, tag=3)
+    return code, document
+
+
+def test_doctor_attaches_to_a_process_that_hangs() -> None:
+    code, document = spawn_ranks(2, _doctor_attached)[1]
+    assert code == 0
+    assert "receive from rank 1 (tag 3)" in json.loads(document)["report"]
+
+
+def test_doctor_says_when_there_is_nobody_to_attach_to(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--attach", "1"]) == 2
+    assert "nobody answers as process 1;" in capsys.readouterr().err

@@ -39,6 +39,7 @@ from tests.pipeline_step_cases import (
     stage_without_parameters,
     uneven_rows,
     valid_token_loss,
+    without_eager_sends,
 )
 from tests.ranks import RankFailure, spawn_ranks
 
@@ -134,6 +135,11 @@ def test_object_as_keyword_is_the_same_for_every_microbatch(results: Any) -> Non
 def test_lossy_codec_stays_near_but_differs(results: Any, codec: str, limit: float) -> None:
     errors = [found[codec] for found in results(2, lossy_codecs)]
     assert 1e-5 < max(errors) < limit
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager-1f1b"])
+def test_no_schedule_needs_eager_sends(results: Any, schedule: str) -> None:
+    assert max(found[schedule] for found in results(4, without_eager_sends)) < TOLERANCE
 
 
 @pytest.mark.parametrize(

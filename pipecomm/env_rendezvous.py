@@ -1,0 +1,67 @@
+"""Has init_process_group name all that is wrong with its environment variables, and at once.
+
+torch names one missing variable at a time, and waits its whole timeout where RANK is too high.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from importlib import import_module
+from typing import Any
+from urllib.parse import parse_qsl, urlparse
+
+from pipecomm.errors import ConfigError
+
+__all__ = ["check_environment", "check_first"]
+
+_MAX_PORT = 65535
+
+
+@functools.cache
+def check_first() -> None:
+    """From now on env:// checks before it connects; it does nothing else differently."""
+    handlers = import_module("torch.distributed.rendezvous")._rendezvous_handlers
+    connect = handlers["env"]
+
+    @functools.wraps(connect)
+    def check_and_connect(url: str, *args: Any, **kwargs: Any) -> Any:
+        check_environment(url)
+        return connect(url, *args, **kwargs)
+
+    handlers["env"] = check_and_connect
+
+
+def check_environment(url: str) -> None:
+    """Raise ConfigError unless url and environment say which rank of how many this is, and where.
+
+    `url` is torch's: "env://", with "?rank=0&world_size=2" for what init_process_group was given.
+    """
+    given = dict(parse_qsl(urlparse(url).query))
+    rank, rank_problem = _number("RANK", given.get("rank"))
+    size, size_problem = _number("WORLD_SIZE", given.get("world_size"))
+    port, port_problem = _number("MASTER_PORT")
+    problems = [rank_problem, size_problem]
+    if rank is not None and size is not None and not 0 <= rank < size:
+        problems.append(f"RANK={rank} is not below WORLD_SIZE={size}")
+    problems.append("" if os.environ.get("MASTER_ADDR") else "no MASTER_ADDR")
+    problems.append(port_problem)
+    if port is not None and not 0 <= port <= _MAX_PORT:
+        problems.append(f"MASTER_PORT={port} is no port")
+    if any(problems):
+        raise ConfigError(
+            f"expected the environment of one rank out of several; got: "
+            f"{', '.join(filter(None, problems))}; start the ranks with torchrun, or a single one "
+            "with RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500"
+        )
+
+
+def _number(variable: str, given: str | None = None) -> tuple[int | None, str]:
+    """Its value if it is a number, and what is wrong with it if not."""
+    text = given or os.environ.get(variable)
+    if not text:
+        return None, f"no {variable}"
+    try:
+        return int(text), ""
+    except ValueError:
+        return None, f"{variable}={text!r} is no number"
