@@ -11,7 +11,7 @@ BUILD_SOURCES := $(shell find csrc cmake -type f) CMakeLists.txt setup.py pyproj
 
 export PIPECOMM_WERROR ?= 1
 
-.PHONY: help install demo test lint format cpp-test sanitize device-check clean distclean
+.PHONY: help install demo test lint format cpp-test sanitize fuzz device-check clean distclean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -41,6 +41,12 @@ cpp-test: $(VENV)/tools ## Build and run the C++ tests
 sanitize: $(VENV)/tools ## Run the C++ tests under address, undefined and thread sanitizers
 	$(call run_cpp_tests,build/asan,address$(comma)undefined)
 	$(call run_cpp_tests,build/tsan,thread)
+
+fuzz: $(VENV)/tools ## Decode a million random and broken inputs under the address sanitizer
+	$(BIN)/cmake -S . -B build/asan -G Ninja -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN)/ninja)" -DPIPECOMM_CUDA=off \
+	  -DPIPECOMM_BUILD_PYTHON=OFF -DPIPECOMM_BUILD_TESTS=ON -DPIPECOMM_SANITIZE=address,undefined
+	$(BIN)/cmake --build build/asan --target fuzz_codec
+	build/asan/tests/cpp/fuzz_codec 1000000
 
 # The environment must have a CUDA torch, and pybind11, cmake, ninja, pytest, rich and numpy.
 device-check: ## Build, test and time what needs a GPU, in the environment of PYTHON

@@ -56,6 +56,7 @@ def _find_or_build(torch_folder: Path) -> Path:
     name = module_name(csrc, torch_folder)
     if (_PACKAGE / name).is_file():
         return _PACKAGE / name
+    _refuse_other_sources(name)
     cache = _cache_folder()
     path = cache / name
     if not path.is_file():
@@ -63,6 +64,21 @@ def _find_or_build(torch_folder: Path) -> Path:
             if not path.is_file():
                 _build(csrc, torch_folder, path)
     return path
+
+
+def _refuse_other_sources(name: str) -> None:
+    """Raise where the package was built, for this torch and Python, from other sources.
+
+    A torch half of the sources as they are now would not fit the libpipecomm.so beside it.
+    """
+    before, _, after = name.rpartition("-")
+    built = [path.name for path in _PACKAGE.glob(f"{before}-*{after[after.index('.') :]}")]
+    if built:
+        raise NotBuiltError(
+            f"expected {name} beside {_PACKAGE.name}/libpipecomm.so; found {', '.join(built)}: the "
+            "sources changed since pipecomm was built. Install it again: "
+            "pip install --no-build-isolation -e ."
+        )
 
 
 def _build(csrc: Path, torch_folder: Path, path: Path) -> None:

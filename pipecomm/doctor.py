@@ -206,10 +206,16 @@ def _same_host() -> str:
 
 
 def _other_host() -> str:
-    raise _MissingPartError(
-        "shared memory does not reach them: a pipeline with such a peer ends with an error that "
-        "says why; the backend's sends and receives go through gloo, without a codec",
-    )
+    from pipecomm._native import core
+    from pipecomm.errors import ConfigError
+    from pipecomm.interfaces import choose_address
+
+    listener = core.Listener()
+    try:
+        listener.listen_tcp(choose_address(allow_loopback=False))
+    except ConfigError as error:
+        raise _MissingPartError(str(error)) from error
+    return f"TCP; ranks elsewhere would call {listener.address.split('|')[5]} (another port)"
 
 
 _PARTS: dict[str, Callable[[], str]] = {

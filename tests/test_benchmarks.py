@@ -16,17 +16,52 @@ NEEDS_A_GPU = {"codec_cuda.py"}
 SHORT = {"convergence.py": ["--steps", "2", "--seeds", "1"], "codec_error.py": ["--steps", "2"]}
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in NEEDS_A_GPU])
+@pytest.mark.parametrize("name", sorted({*NAMES} - NEEDS_A_GPU - {"p2p.py", "overlap.py"}))
 def test_benchmark_ends_and_prints_one_table(name: str) -> None:
+    assert _run(name, *SHORT.get(name, ["--rounds", "2"])).count("┏") == 1
+
+
+def _run(name: str, *options: str, timeout_s: float = 100) -> str:
     run = subprocess.run(
-        [sys.executable, name, *SHORT.get(name, ["--rounds", "2"])],
+        [sys.executable, name, *options],
         cwd=FOLDER,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=timeout_s,
     )
     assert run.returncode == 0, run.stderr
-    assert run.stdout.count("┏") == 1
+    return run.stdout
+
+
+def _column(table: str, title: str) -> list[float]:
+    """The numbers below a title of a printed table."""
+    lines = table.splitlines()
+    titles = next(line for line in lines if line.startswith("┃"))
+    index = [cell.strip() for cell in titles.strip("┃").split("┃")].index(title)
+    rows = [line.strip("│").split("│") for line in lines if line.startswith("│")]
+    return [float(row[index]) for row in rows]
+
+
+@pytest.mark.parametrize("options", [["--warmup", "0"], ["--warmup", "5", "--rounds", "2"]])
+def test_quick_p2p_ends_within_a_minute_with_one_table(options: list[str]) -> None:
+    table = _run("p2p.py", "--quick", *options, timeout_s=60)
+    assert table.count("┏") == 1
+    nbytes = _column(table, "nbytes")
+    assert (min(nbytes), max(nbytes)) == (4, 64 << 20)
+    for low, middle, high in zip(
+        *(_column(table, name) for name in ("p10_us", "median_us", "p90_us")), strict=True
+    ):
+        assert 0 < low <= middle <= high
+
+
+def test_full_p2p_says_first_how_long_it_will_take() -> None:
+    output = _run("p2p.py", "--rounds", "2")
+    assert "about " in output.split("┏")[0]
+
+
+def test_overlap_lies_between_nothing_and_all() -> None:
+    table = _run("overlap.py", "--rounds", "2")
+    assert all(0 <= percent <= 100 for percent in _column(table, "overlap_%"))
 
 
 @pytest.mark.parametrize("name", sorted(NEEDS_A_GPU))

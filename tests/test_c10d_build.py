@@ -246,3 +246,16 @@ def can_lock(folder: Path) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     return False
+
+
+def test_sources_changed_since_the_install_are_refused_and_not_built(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake_torch: Path
+) -> None:
+    name = _c10d_compile.module_name(CSRC, fake_torch)
+    old = re.sub(r"-[0-9a-f]{12}\.", "-0123456789ab.", name)
+    (tmp_path / old).touch()
+    monkeypatch.setattr(_c10d_build, "_PACKAGE", tmp_path)
+    monkeypatch.setattr(_c10d_build, "_csrc", lambda: CSRC)
+    monkeypatch.setattr(_c10d_build, "compile_module", lambda *_: pytest.fail("built"))
+    with pytest.raises(NotBuiltError, match=f"found {re.escape(old)}: the sources changed"):
+        _c10d_build._find_or_build(fake_torch)

@@ -54,7 +54,23 @@ def test_findings_name_what_was_built_and_found() -> None:
     assert torch.__version__ in text_of(findings, "torch")
     assert core.build_info()["compiler"] in text_of(findings, "extension")
     assert "memfd ring" in text_of(findings, "path to peers on this host")
-    assert "gloo" in text_of(findings, "path to peers on other hosts")
+
+
+def test_address_for_other_hosts_is_one_that_can_be_listened_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PIPECOMM_SOCKET_IFNAME", "lo")
+    text = text_of(examine(), "path to peers on other hosts")
+    assert "127.0.0.1:" in text or "[::1]:" in text
+
+
+def test_interface_that_is_not_there_is_told_with_those_that_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PIPECOMM_SOCKET_IFNAME", "nosuch0")
+    findings = examine()
+    assert states(findings)["path to peers on other hosts"] == "missing"
+    assert "'nosuch0'" in text_of(findings, "path to peers on other hosts")
 
 
 def test_missing_extension_is_told_where_it_is_needed(

@@ -38,19 +38,19 @@ def test_ranks_of_different_codecs_refuse_each_other() -> None:
         assert "int8" in text
 
 
-def _construct_beside_another_host(
+def _construct_beside_another_user(
     rank: int, size: int, store_path: str, options: list[dict[str, Any]]
 ) -> str:
-    def on_another_host(own: str, peer: str) -> str:
-        return "" if own == peer else "it runs on another host"
+    def as_another_user(own: str, peer: str) -> str:
+        return "" if own == peer else "it runs on this host as user id 7"
 
     from pipecomm import rendezvous
 
-    rendezvous.core.why_unreachable = on_another_host
+    rendezvous.core.why_unreachable = as_another_user
     return _construct(rank, size, store_path, options)
 
 
-def test_ranks_that_cannot_reach_each_other_are_named() -> None:
-    for text in spawn_ranks(2, _construct_beside_another_host, [{}, {}], timeout_s=60):
+def test_ranks_that_may_not_reach_each_other_are_named() -> None:
+    for text in spawn_ranks(2, _construct_beside_another_user, [{}, {}], timeout_s=60):
         assert text.startswith("UnreachableError: expected rank 1 to be reachable")
-        assert "it runs on another host" in text
+        assert "it runs on this host as user id 7" in text

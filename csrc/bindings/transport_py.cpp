@@ -159,6 +159,7 @@ void register_transport(py::module_& module) {
         return without_gil([&] { return request_hang_report(pid, from_seconds(timeout_s)); });
       },
       py::arg("pid"), py::arg("timeout_s") = 5.0, "What a process of this user waits for, as text.");
+  module.def("finish_bridges", [] { without_gil([] { return finish_bridges(), 0; }); });
   module.def("is_remote", py::overload_cast<const std::string&, const std::string&>(&is_remote), py::arg("own_address"),
              py::arg("peer_address"));
   module.def("why_unreachable", &why_unreachable, py::arg("own_address"), py::arg("peer_address"));

@@ -298,19 +298,21 @@ struct Registry {
 Registry& registry() {
   static Registry* const made = [] {
     auto* fresh = new Registry();
-    std::atexit([] {
-      Registry& all = registry();
-      if (all.owner != ::getpid()) return;
-      const std::lock_guard lock(all.mutex);
-      const auto deadline = std::chrono::steady_clock::now() + kFinishTimeout;
-      for (Bridge* bridge : all.bridges) bridge->finish(deadline);
-    });
+    std::atexit(finish_bridges);
     return fresh;
   }();
   return *made;
 }
 
 }  // namespace
+
+void finish_bridges() {
+  Registry& all = registry();
+  if (all.owner != ::getpid()) return;
+  const std::lock_guard lock(all.mutex);
+  const auto deadline = std::chrono::steady_clock::now() + kFinishTimeout;
+  for (Bridge* bridge : all.bridges) bridge->finish(deadline);
+}
 
 Bridge::Bridge(Fd stream, std::string endpoint, const FlowLimits& limits)
     : impl_(std::make_unique<Impl>(std::move(stream), std::move(endpoint), limits)) {

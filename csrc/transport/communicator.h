@@ -133,6 +133,9 @@ class PC_API Listener {
 };
 
 PC_API std::unique_ptr<Listener> make_listener();
+// For the end of the process: returns when ranks on other hosts have what was sent to them, or after 5 s. exit() calls
+// it; who ends by _exit() calls it himself.
+PC_API void finish_bridges();
 // Whether two ranks share no memory and need TCP: other hosts, other network namespaces. The same seen from both, and
 // an equivalence: all ranks can decide alike.
 PC_API bool is_remote(const std::string& own_address, const std::string& peer_address);

@@ -88,7 +88,7 @@ void Link::handle(Control& control) {
       break;
     case ControlKind::goodbye:
       if (control.text.empty()) mark_gone(ErrorKind::transport, "it closed the process group");
-      mark_gone(ErrorKind::peer_lost, "it has given up because " + control.text);
+      if (!gone_) gone_ = Error(ErrorKind::peer_lost, control.text);  // why that one has given up
       break;
     case ControlKind::lost:
       mark_gone(ErrorKind::peer_lost, control.text);
