@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300, help="of the training that is recorded")
     add_save_option(parser)
     options = parser.parse_args()
-    tensors = recorded(Job("raw", 0, options.steps))
+    tensors = recorded(Job("raw", 0, options.steps, 0))
     generator = torch.Generator().manual_seed(0)
     tensors["normal"] = torch.randn(tensors["activations"].shape, generator=generator)
     tensors["outliers"] = with_outliers(tensors["activations"])

@@ -24,7 +24,6 @@ MODEL = GptConfig(num_layers=4, width=128, num_heads=4, sequence_length=64)
 BATCH_SIZE = 16
 LEARNING_RATE = 3e-3
 NUM_WARMUP_STEPS = 50
-NUM_HELD_OUT_BATCHES = 64
 # Steps of one point of a curve: one batch alone says little.
 POINT = 25
 # Codec of the activations and of their gradients. "per tensor" is one scale for a whole tensor,
@@ -49,15 +48,20 @@ class Job:
     variant: str
     seed: int
     num_steps: int
+    num_held_out_batches: int
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`curve` is the mean training loss of each POINT steps, `held_out` the loss at the end."""
+    """`curve` is the mean training loss of each POINT steps.
+
+    `held_out` is the loss at the end, `held_out_raw` that of the same weights without codecs.
+    """
 
     job: Job
     curve: list[float]
     held_out: float
+    held_out_raw: float
 
 
 class PerTensor(torch.autograd.Function):
@@ -130,14 +134,16 @@ def train(job: Job) -> Outcome:
         optimizer.zero_grad()
         losses.append(loss.item())
     points = [losses[i : i + POINT] for i in range(0, len(losses), POINT)]
-    return Outcome(job, [statistics.fmean(p) for p in points], held_out_loss(model, corpus))
+    held_out = held_out_loss(model, corpus, job.num_held_out_batches)
+    model.boundary = Crossing("raw")
+    held_out_raw = held_out_loss(model, corpus, job.num_held_out_batches)
+    return Outcome(job, [statistics.fmean(p) for p in points], held_out, held_out_raw)
 
 
 @torch.no_grad()
-def held_out_loss(model: Model, corpus: Corpus) -> float:
+def held_out_loss(model: Model, corpus: Corpus, num_batches: int) -> float:
     batches = (
-        corpus.held_out_batch(i, BATCH_SIZE, MODEL.sequence_length)
-        for i in range(NUM_HELD_OUT_BATCHES)
+        corpus.held_out_batch(i, BATCH_SIZE, MODEL.sequence_length) for i in range(num_batches)
     )
     return statistics.fmean(byte_loss(model(x), y).item() for x, y in batches)
 
@@ -159,8 +165,9 @@ def row_of(variant: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Differences are taken seed by seed: a seed moves the loss more than a codec does."""
     own = {o.job.seed: o for o in outcomes if o.job.variant == variant}
     raw = {o.job.seed: o for o in outcomes if o.job.variant == "raw"}
-    change = [100 * (own[seed].held_out / raw[seed].held_out - 1) for seed in sorted(own)]
-    held_out = [own[seed].held_out for seed in sorted(own)]
+    change = [100 * (own[seed].held_out / raw[seed].held_out - 1) for seed in own]
+    weights = [100 * (own[seed].held_out_raw / raw[seed].held_out - 1) for seed in own]
+    held_out = [o.held_out for o in own.values()]
     return {
         "case": variant,
         "num_seeds": len(own),
@@ -171,6 +178,7 @@ def row_of(variant: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "against raw, %": statistics.fmean(change),
         "min, %": min(change),
         "max, %": max(change),
+        "weights alone, %": statistics.fmean(weights),
     }
 
 
@@ -204,13 +212,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1000, help="of each training")
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each variant")
+    parser.add_argument("--held-out", type=int, default=64, help="batches of held-out text")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at once, one core each")
     parser.add_argument("--plot", type=Path, help="where to draw the curves (PNG)")
     add_save_option(parser)
     options = parser.parse_args()
     check_boundaries()
     # Seed by seed, so that an early stop leaves whole comparisons.
-    jobs = [Job(v, seed, options.steps) for seed in range(options.seeds) for v in VARIANTS]
+    jobs = [
+        Job(variant, seed, options.steps, options.held_out)
+        for seed in range(options.seeds)
+        for variant in VARIANTS
+    ]
     outcomes = []
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         for outcome in progress(pool.imap(train, jobs), len(jobs), "trainings"):

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import importlib.util
 import os
+import re
 import shutil
 import stat
 import sys
@@ -71,8 +72,8 @@ def _refuse_other_sources(name: str) -> None:
 
     A torch half of the sources as they are now would not fit the libpipecomm.so beside it.
     """
-    before, _, after = name.rpartition("-")
-    built = [path.name for path in _PACKAGE.glob(f"{before}-*{after[after.index('.') :]}")]
+    of_other_sources = re.sub(r"-[0-9a-f]{12}\.", "-*.", name)
+    built = [path.name for path in _PACKAGE.glob(of_other_sources)]
     if built:
         raise NotBuiltError(
             f"expected {name} beside {_PACKAGE.name}/libpipecomm.so; found {', '.join(built)}: the "

@@ -104,7 +104,7 @@ def choose_codecs(
             continue
         policy = policies[direction]
         name = policy.at(boundary, num_boundaries)
-        codec = codec_for_speed(speeds[direction], direction) if name == AUTO else Codec(name)
+        codec = codec_for_speed(speeds[direction]) if name == AUTO else Codec(name)
         if name == AUTO:
             _log.info(
                 "stage %d, %s: the link carries %.3g MB/s; codec %s",

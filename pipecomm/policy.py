@@ -20,12 +20,8 @@ _RAW = Codec("raw")
 # What may name the codecs of a pipeline.
 Codecs: TypeAlias = "str | Codec | Sequence[str | Codec] | CodecPolicy"
 _log = logging.getLogger("pipecomm")
-# What "auto" takes for a link of at least so many bytes per second. A codec on a core does a few
-# GB/s, so it gains nothing on a faster link; 4 bits only where 8 bits are still slow (1 Gbit/s).
-_BY_SPEED = {
-    "forward": ((2e9, "raw"), (125e6, "int8"), (0.0, "int4:hadamard=64")),
-    "backward": ((2e9, "raw"), (0.0, "int8")),
-}
+# Bytes per second of a link from which "auto" stays raw: what a codec does on one core.
+_FAST_LINK = 2e9
 
 
 @dataclass(frozen=True)
@@ -117,10 +113,12 @@ def _canonical_name(codec: str | Codec) -> str:
     return AUTO if codec == AUTO else str(Codec.parse(codec))
 
 
-def codec_for_speed(bytes_per_s: float, direction: str) -> Codec:
-    """What "auto" takes for activations ("forward") or their gradients ("backward")."""
-    names = [name for least, name in _BY_SPEED[direction] if bytes_per_s >= least]
-    return Codec(names[0])
+def codec_for_speed(bytes_per_s: float) -> Codec:
+    """What "auto" takes for a link: raw where a codec gains nothing, else 8 bits.
+
+    Fewer bits cost accuracy (docs/codecs.md), so that they have to be asked for.
+    """
+    return _RAW if bytes_per_s >= _FAST_LINK else Codec("int8")
 
 
 class BoundaryCodec:

@@ -9,14 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.hosts.network import why_impossible
+
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
 NAMES = sorted(path.name for path in FOLDER.glob("[a-z]*.py"))
 # Those that train have steps instead of rounds.
 NEEDS_A_GPU = {"codec_cuda.py"}
-SHORT = {"convergence.py": ["--steps", "2", "--seeds", "1"], "codec_error.py": ["--steps", "2"]}
+SHORT = {
+    "convergence.py": ["--steps", "2", "--seeds", "1", "--held-out", "1"],
+    "codec_error.py": ["--steps", "2"],
+    "codec.py": ["--rounds", "2", "--mib", "8"],
+}
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - NEEDS_A_GPU - {"p2p.py", "overlap.py"}))
+@pytest.mark.parametrize(
+    "name", sorted({*NAMES} - NEEDS_A_GPU - {"p2p.py", "overlap.py", "shaped_link.py"})
+)
 def test_benchmark_ends_and_prints_one_table(name: str) -> None:
     assert _run(name, *SHORT.get(name, ["--rounds", "2"])).count("┏") == 1
 
@@ -40,6 +48,13 @@ def _column(table: str, title: str) -> list[float]:
     index = [cell.strip() for cell in titles.strip("┃").split("┃")].index(title)
     rows = [line.strip("│").split("│") for line in lines if line.startswith("│")]
     return [float(row[index]) for row in rows]
+
+
+@pytest.mark.skipif(bool(why_impossible()), reason=why_impossible())
+def test_step_over_a_shaped_link_sends_fewer_bytes_with_fewer_bits() -> None:
+    table = _run("shaped_link.py", "--rounds", "2", "--rates", "1gbit")
+    raw, int8, int4 = _column(table, "wire_nbytes")
+    assert raw > 3 * int8 > 4 * int4 > 0
 
 
 @pytest.mark.parametrize("options", [["--warmup", "0"], ["--warmup", "5", "--rounds", "2"]])

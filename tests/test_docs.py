@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
+import runpy
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from pipecomm.arguments import parse
+from tests.ranks import spawn_ranks
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -67,31 +69,24 @@ def _run_as_ranks(script: Path, size: int) -> list[str]:
     import torch.distributed as dist
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
-    processes = []
-    for rank in range(max(size, 1)):
-        own = {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(store.port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-        }
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, str(script)],
-                env={**env, **(own if size else {})},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+    port = store.port if size else None
+    return spawn_ranks(max(size, 1), _run_as_rank, str(script), port, timeout_s=100)
+
+
+def _run_as_rank(rank: int, size: int, _: str, script: str, port: int | None) -> str:
+    for name in ("RANK", "WORLD_SIZE"):
+        os.environ.pop(name, None)
+    if port is not None:
+        os.environ.update(
+            RANK=str(rank),
+            WORLD_SIZE=str(size),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            TORCHELASTIC_USE_AGENT_STORE="True",
         )
-    outputs = []
-    for process in processes:
-        out, err = process.communicate(timeout=100)
-        assert process.returncode == 0, err
-        outputs.append(out)
-    return outputs
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        runpy.run_path(script, run_name="__main__")
+    return out.getvalue()
 
 
 def _command_lines() -> list[str]:

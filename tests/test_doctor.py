@@ -180,6 +180,9 @@ def test_command_ends_with_zero_and_one_document_without_the_extension(
         target = copy / path.relative_to(PACKAGE)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(path.read_bytes())
+    # torch loads it by the installed package's entry point.
+    autoload = PACKAGE.parent / "pipecomm_autoload.py"
+    (tmp_path / autoload.name).write_bytes(autoload.read_bytes())
     if damage == "broken":
         from pipecomm import _core
 

@@ -96,18 +96,12 @@ def test_policy_of_another_number_of_boundaries_is_refused(policy: CodecPolicy, 
 
 
 @pytest.mark.parametrize(
-    ("bytes_per_s", "activations", "gradients"),
-    [
-        (10e9, "raw", "raw"),
-        (1.25e9, "int8", "int8"),
-        (125e6, "int8", "int8"),
-        (12.5e6, "int4:hadamard=64", "int8"),
-        (0.0, "int4:hadamard=64", "int8"),
-    ],
+    ("bytes_per_s", "codec"), [(10e9, "raw"), (1.25e9, "int8"), (12.5e6, "int8"), (0.0, "int8")]
 )
-def test_slower_links_get_fewer_bits(bytes_per_s: float, activations: str, gradients: str) -> None:
-    assert codec_for_speed(bytes_per_s, "forward") == Codec(activations)
-    assert codec_for_speed(bytes_per_s, "backward") == Codec(gradients)
+def test_auto_takes_8_bits_where_a_codec_is_faster_than_the_link(
+    bytes_per_s: float, codec: str
+) -> None:
+    assert codec_for_speed(bytes_per_s) == Codec(codec)
 
 
 def choices(policy: CodecPolicy, tensors: list[torch.Tensor], num_steps: int) -> list[str]:
