@@ -17,6 +17,7 @@ import subprocess
 import sys
 import sysconfig
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -131,8 +132,15 @@ class BuildExt(build_ext):
             compiler = c10d.find_compiler()
         except c10d.CompileError as error:
             stop(str(error))
-        self.build_core(compiler)
-        self.torch_half = self.build_torch_half(c10d)
+        self.configure(compiler)
+        self.make("pipecomm")
+        # Both need the library only, and each has one large file.
+        with ThreadPoolExecutor(max_workers=1) as beside:
+            torch_half = beside.submit(self.build_torch_half, c10d)
+            if self.jobs == 1:
+                torch_half.result()
+            self.make("all", num_jobs=max(1, self.jobs - 1))
+        self.torch_half = torch_half.result()
         package = Path(self.get_ext_fullpath(ext.name)).parent
         self.install_runtime(package)
         self.install_component(package, "sources")
@@ -140,15 +148,18 @@ class BuildExt(build_ext):
     def copy_extensions_to_source(self) -> None:  # called for an editable installation
         self.install_runtime(ROOT / "pipecomm")
 
-    def build_core(self, compiler: list[str]) -> None:
-        """Build in a folder of its own for each setting that CMake cannot change later."""
+    def configure(self, compiler: list[str]) -> None:
+        """Prepare a build, in a folder of its own for what CMake cannot change later."""
         names = ("PIPECOMM_CUDA", "CXXFLAGS", "CUDACXX", "LDFLAGS")
         settings = [sys.executable, str(find_tool("ninja") is None), *compiler]
         settings += [str(ROOT), *(os.environ.get(name, "") for name in names)]
         key = hashlib.sha256("\0".join(settings).encode()).hexdigest()[:8]
         self.folder = ROOT / "build" / f"cmake-{key}"
         self.call(configure_command(self.cmake, compiler, self.folder))
-        self.call([self.cmake, "--build", str(self.folder), f"-j{self.jobs}"])
+
+    def make(self, target: str, num_jobs: int | None = None) -> None:
+        options = ["--target", target, f"-j{num_jobs or self.jobs}"]
+        self.call([self.cmake, "--build", str(self.folder), *options])
 
     def build_torch_half(self, c10d: Any) -> Path | None:
         """The compiled torch half, or None where it is left to the first use."""
