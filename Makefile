@@ -22,7 +22,7 @@ demo: $(VENV)/installed ## Train a byte-level GPT over two stages, raw and 4-bit
 	$(BIN)/pipecomm train --compare --link-mbps auto $(ARGS)
 
 test: $(VENV)/installed ## Run all Python tests (ARGS="-k codec" for some of them)
-	$(BIN)/pytest -p no:cacheprovider -n 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest -p no:cacheprovider -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/installed ## Check style and types
 	$(BIN)/ruff check .

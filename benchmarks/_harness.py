@@ -46,7 +46,7 @@ class Timing:
 
     @classmethod
     def of(cls, samples_s: Sequence[float]) -> Timing:
-        deciles = statistics.quantiles(samples_s, n=10)
+        deciles = statistics.quantiles(samples_s, n=10, method="inclusive")
         return cls(deciles[0], statistics.median(samples_s), deciles[-1])
 
 

@@ -67,7 +67,7 @@ def check(codec: Codec, x: torch.Tensor, wire: torch.Tensor) -> None:
 def row(
     name: str, dtype: torch.dtype, nbytes: int, moved: int, samples: list[float], copy_rate: float
 ) -> dict[str, Any]:
-    deciles = statistics.quantiles(samples, n=10)
+    deciles = statistics.quantiles(samples, n=10, method="inclusive")
     rate = moved / statistics.median(samples)
     return {
         "case": f"{name} {str(dtype).removeprefix('torch.')}",

@@ -1,0 +1,23 @@
+"""The order of the tests: long modules first, so that no worker is left with one at the end."""
+
+from __future__ import annotations
+
+import pytest
+
+# The longest first; the others follow by their names.
+LONG = (
+    "test_install",
+    "test_benchmarks",
+    "test_train",
+    "test_hosts_faults",
+    "test_transport_faults",
+    "test_docs",
+    "test_bridge",
+    "test_launcher",
+    "test_backend_jobs",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(LONG)))
