@@ -107,10 +107,11 @@ def report(name: str, rows: Sequence[Mapping[str, Any]], *, title: str, save: bo
     """Print the rows as one table; with ``save`` append them to results/<name>.jsonl."""
     table = Table(title=title)
     for column in rows[0]:
-        table.add_column(column, justify="left" if column == "case" else "right")
+        is_case = column == "case"
+        table.add_column(column, justify="left" if is_case else "right", no_wrap=is_case)
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
-    Console(width=max(120, Console().width)).print(table)
+    Console(width=max(160, Console().width)).print(table)
     if save:
         RESULTS.mkdir(exist_ok=True)
         where = provenance()
