@@ -12,9 +12,10 @@ import torch
 from pipecomm._native import core
 from pipecomm.errors import ConfigError, NotBuiltError, TensorError
 
-__all__ = ["Codec"]
+__all__ = ["QUANTIZABLE", "Codec"]
 
-_QUANTIZABLE = (torch.float32, torch.bfloat16, torch.float16)
+# The dtypes that codecs other than "raw" take.
+QUANTIZABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class Codec:
     def _check_dtype(self, dtype: torch.dtype) -> None:
         if not isinstance(dtype, torch.dtype):
             raise TensorError(f"expected a torch.dtype, such as torch.bfloat16; got {dtype!r}")
-        if self.is_raw or dtype in _QUANTIZABLE:
+        if self.is_raw or dtype in QUANTIZABLE:
             return
         raise TensorError(
             f"codec {self.name!r}: expected float32, bfloat16 or float16; got {dtype}. "

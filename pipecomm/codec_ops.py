@@ -14,11 +14,10 @@ from typing import Any
 import torch
 
 from pipecomm._native import core
-from pipecomm.codec import Codec
+from pipecomm.codec import QUANTIZABLE, Codec
 
 __all__ = ["decode", "encode", "through"]
 
-_BOUNDARY_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Scales, and zeros where a codec has them, take 2 bytes a group and are padded to this.
 _SECTION_NBYTES = 16
 
@@ -70,7 +69,7 @@ def through(
 
     Raises what `Codec.encode` raises.
     """
-    if x.dtype not in _BOUNDARY_DTYPES:
+    if x.dtype not in QUANTIZABLE:
         return x
     # Codec() here would break a compiled graph in two.
     names = [named if isinstance(named, str) else named.name for named in (codec, grad_codec)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from pipecomm.codec import Codec
+from pipecomm.codec import QUANTIZABLE, Codec
 from pipecomm.errors import ConfigError, NotBuiltError, StageFailedError
 from pipecomm.flow import FlowLimits
 from pipecomm.memory import MemoryPool, default_pool, tensor_from_block
@@ -25,7 +25,6 @@ Direction = Literal["forward", "backward"]
 
 _RAW = "raw"
 _MAX_PLAN_NBYTES = 1000
-_QUANTIZABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -293,7 +292,7 @@ def _to_part(
         )
     data = tensor.detach().contiguous()
     kept.append(data)
-    is_coded = data.dtype in _QUANTIZABLE and data.nbytes >= min_nbytes
+    is_coded = data.dtype in QUANTIZABLE and data.nbytes >= min_nbytes
     name = codec.name if is_coded else _RAW
     dtype = str(data.dtype).removeprefix("torch.")
     return (data.data_ptr(), dtype, tuple(data.shape), name, tensor.requires_grad)

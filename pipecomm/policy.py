@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from pipecomm.codec import _QUANTIZABLE, Codec
+from pipecomm.codec import QUANTIZABLE, Codec
 from pipecomm.errors import ConfigError
 
 __all__ = ["AUTO", "BoundaryCodec", "CodecPolicy", "Codecs", "codec_for_speed"]
@@ -174,7 +174,7 @@ class BoundaryCodec:
 
     def applies_to(self, tensor: Tensor) -> bool:
         """Whether the tensor goes through a codec at all."""
-        return tensor.dtype in _QUANTIZABLE and tensor.nbytes >= self.min_nbytes
+        return tensor.dtype in QUANTIZABLE and tensor.nbytes >= self.min_nbytes
 
 
 def relative_error(codec: Codec, x: Tensor) -> float:
