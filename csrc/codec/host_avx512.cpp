@@ -28,8 +28,17 @@ namespace {
 
 // A block is two registers of 16 floats.
 struct Avx512 : PlainOps {
-  using PlainOps::dequantize;
-  using PlainOps::quantize;
+  // And not by using-declarations: clang takes the constrained templates below for redefinitions of theirs.
+  template <int kCount, class Rule, typename T>
+    requires(Rule::kCodeBits != 4)
+  static void quantize(Rule rule, const std::byte* x, T value, const GroupCode& group, std::byte* codes) {
+    PlainOps::quantize<kCount>(rule, x, value, group, codes);
+  }
+  template <int kCount, class Rule, typename T>
+    requires(Rule::kCodeBits != 4)
+  static void dequantize(Rule rule, const std::byte* codes, float scale, float zero, std::byte* x, T value) {
+    PlainOps::dequantize<kCount>(rule, codes, scale, zero, x, value);
+  }
 
   static constexpr std::size_t kLanes = 16;
 
