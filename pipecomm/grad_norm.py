@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from pipecomm.errors import ConfigError
 
-__all__ = ["Combine", "clip_grad_norm"]
+__all__ = ["Gather", "clip_grad_norm"]
 
 # Gives every rank the values of all ranks, in rank order, for one value of its own.
-Combine = Callable[[Tensor], Sequence[Tensor]]
+Gather = Callable[[Tensor], Sequence[Tensor]]
 
 
 def clip_grad_norm(
-    parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float, gather: Combine
+    parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float, gather: Gather
 ) -> float:
     """Scale the gradients by max_norm / norm where their norm over all stages is larger.
 

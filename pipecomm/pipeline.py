@@ -117,8 +117,12 @@ class Pipeline:
                 pool=pool,
                 limits=limits,
             )
-            with self._shared_step("the start"):
-                self._codecs = choose_codecs(self._links, policies)
+            try:
+                with self._shared_step("the start"):
+                    self._codecs = choose_codecs(self._links, policies)
+            except BaseException:
+                self.close()
+                raise
 
     @property
     def codecs(self) -> dict[str, str]:

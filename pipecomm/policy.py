@@ -54,8 +54,9 @@ class CodecPolicy:
     def __post_init__(self) -> None:
         object.__setattr__(self, "codec", _canonical(self.codec))
         if self.boundaries is not None:
-            if not isinstance(self.boundaries, Collection):
-                raise ConfigError(f"boundaries: expected a collection; got {self.boundaries!r}")
+            is_collection = isinstance(self.boundaries, Collection)
+            if not is_collection or any(type(one) is not int for one in self.boundaries):
+                raise ConfigError(f"boundaries: expected whole numbers; got {self.boundaries!r}")
             object.__setattr__(self, "boundaries", tuple(sorted(set(self.boundaries))))
         for name in ("warmup_steps", "min_nbytes", "guard_every"):
             value = getattr(self, name)
@@ -88,7 +89,7 @@ class CodecPolicy:
                 f"{len(self.names)}"
             )
         for boundary in self.boundaries or ():
-            if not isinstance(boundary, int) or not 0 <= boundary < num_boundaries:
+            if not 0 <= boundary < num_boundaries:
                 raise ConfigError(
                     f"expected boundaries from 0 to {num_boundaries - 1}; got {boundary!r}"
                 )

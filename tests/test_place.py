@@ -54,3 +54,23 @@ def test_ranks_that_may_not_reach_each_other_are_named() -> None:
     for text in spawn_ranks(2, _construct_beside_another_user, [{}, {}], timeout_s=60):
         assert text.startswith("UnreachableError: expected rank 1 to be reachable")
         assert "it runs on this host as user id 7" in text
+
+
+def _construct_where_the_start_fails(rank: int, size: int, store_path: str) -> str:
+    from pipecomm import pipeline
+
+    def fails(*_: Any) -> Any:
+        raise pipecomm.TensorError("no speed to be had")
+
+    if rank == 1:
+        pipeline.choose_codecs = fails
+    text = _construct(rank, size, store_path, [{"codec": "auto"}] * size)
+    dist.barrier()
+    return text
+
+
+def test_failure_while_codecs_are_chosen_ends_the_start_on_every_rank() -> None:
+    first, second = spawn_ranks(2, _construct_where_the_start_fails, timeout_s=60)
+    assert second.startswith("TensorError: no speed to be had")
+    assert "stage 1 of 2: TensorError" in first
+    assert "no speed to be had" in first

@@ -68,6 +68,8 @@ def test_text_is_the_codecs_name_or_tells_every_setting_apart() -> None:
         {"codec": 4},
         {"codec": [None]},
         {"boundaries": 3},
+        {"boundaries": "01"},
+        {"boundaries": [1, "0"]},
         {"warmup_steps": -1},
         {"warmup_steps": 1.5},
         {"min_nbytes": -1},
