@@ -43,7 +43,7 @@ if(PIPECOMM_HAVE_CUDA)
   find_package(CUDAToolkit REQUIRED)
   set_target_properties(pipecomm PROPERTIES
     CUDA_ARCHITECTURES "${PIPECOMM_CUDA_ARCHS}" CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON)
-  file(GLOB PIPECOMM_CUDA_SOURCES CONFIGURE_DEPENDS csrc/device/*.cu csrc/codec/*.cu)
+  file(GLOB PIPECOMM_CUDA_SOURCES CONFIGURE_DEPENDS csrc/device/*.cu csrc/memory/*.cu csrc/codec/*.cu)
   target_sources(pipecomm PRIVATE ${PIPECOMM_CUDA_SOURCES})
   target_compile_definitions(pipecomm PUBLIC PIPECOMM_HAVE_CUDA=1)
   # Static cudart: the library imports on a machine without a GPU or a toolkit.

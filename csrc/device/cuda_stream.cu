@@ -1,69 +1,25 @@
 // The CUDA stream: a non-blocking cudaStream_t. Compiles with nvcc; not yet run on a GPU.
-#include <cuda_runtime_api.h>
-
-#include <string>
 #include <utility>
 
-#include "base/error.h"
+#include "device/cuda_call.h"
+#include "device/cuda_event.h"
 #include "device/stream.h"
 
 namespace pipecomm {
 namespace {
 
-void check(cudaError_t status, const char* call, int device_index) {
-  if (status == cudaSuccess) return;
-  cudaGetLastError();  // the error is reported here; a later call must not find it again
-  throw Error(ErrorKind::cuda, std::string("expected ") + call + " to succeed; got " + cudaGetErrorString(status) +
-                                   " on CUDA device " + std::to_string(device_index));
-}
-
-// Makes a device current for one call and puts back what was.
-class DeviceGuard {
- public:
-  explicit DeviceGuard(int device_index) {
-    check(cudaGetDevice(&previous_index_), "cudaGetDevice", device_index);
-    check(cudaSetDevice(device_index), "cudaSetDevice", device_index);
-  }
-  ~DeviceGuard() { cudaSetDevice(previous_index_); }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-
- private:
-  int previous_index_ = 0;
-};
-
-class CudaEventState final : public Event::State {
- public:
-  CudaEventState(cudaStream_t stream, int device_index) : device_index_(device_index) {
-    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags", device_index);
-    if (const cudaError_t status = cudaEventRecord(event_, stream); status != cudaSuccess) {
-      cudaEventDestroy(event_);
-      check(status, "cudaEventRecord", device_index);
-    }
-  }
-  ~CudaEventState() override { cudaEventDestroy(event_); }
-  CudaEventState(const CudaEventState&) = delete;
-  CudaEventState& operator=(const CudaEventState&) = delete;
-
-  // Any other error means that the device or the runtime is gone, so that nothing runs before the point any more.
-  bool is_ready() const override {
-    const bool is_pending = cudaEventQuery(event_) == cudaErrorNotReady;
-    cudaGetLastError();
-    return !is_pending;
-  }
-  void wait() const override { check(cudaEventSynchronize(event_), "cudaEventSynchronize", device_index_); }
-  cudaEvent_t event() const { return event_; }
-
- private:
-  cudaEvent_t event_ = nullptr;
-  int device_index_;
-};
-
 class CudaStream final : public Stream {
  public:
   explicit CudaStream(int device_index) : device_index_(device_index) {
     const DeviceGuard guard(device_index);
-    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags", device_index);
+    int lowest = 0;
+    int highest = 0;
+    check_cuda(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange", device_index);
+    check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, highest), "cudaStreamCreateWithPriority",
+               device_index);
+    int can_flush = 0;
+    cudaDeviceGetAttribute(&can_flush, cudaDevAttrCanFlushRemoteWrites, device_index);
+    wait_flags_ = CU_STREAM_WAIT_VALUE_GEQ | (can_flush != 0 ? CU_STREAM_WAIT_VALUE_FLUSH : 0);
   }
   ~CudaStream() override {
     cudaStreamSynchronize(stream_);
@@ -75,13 +31,13 @@ class CudaStream final : public Stream {
   void enqueue(std::function<void()> work) override {
     const DeviceGuard guard(device_index_);
     auto owned = std::make_unique<std::function<void()>>(std::move(work));
-    check(cudaLaunchHostFunc(stream_, &run, owned.get()), "cudaLaunchHostFunc", device_index_);
+    check_cuda(cudaLaunchHostFunc(stream_, &run, owned.get()), "cudaLaunchHostFunc", device_index_);
     static_cast<void>(owned.release());  // run() deletes it
   }
 
   void copy_async(void* dst, const void* src, std::size_t nbytes) override {
     const DeviceGuard guard(device_index_);
-    check(cudaMemcpyAsync(dst, src, nbytes, cudaMemcpyDefault, stream_), "cudaMemcpyAsync", device_index_);
+    check_cuda(cudaMemcpyAsync(dst, src, nbytes, cudaMemcpyDefault, stream_), "cudaMemcpyAsync", device_index_);
   }
 
   Event record() override {
@@ -92,11 +48,29 @@ class CudaStream final : public Stream {
   void wait(const Event& event) override {
     if (event.is_ready()) return;
     const DeviceGuard guard(device_index_);
-    if (const auto* state = dynamic_cast<const CudaEventState*>(event.state().get())) {
-      check(cudaStreamWaitEvent(stream_, state->event(), 0), "cudaStreamWaitEvent", device_index_);
+    if (dynamic_cast<const CudaEventState*>(event.state().get()) != nullptr) {
+      event.block(stream_);
     } else {
       enqueue([event] { event.wait(); });
     }
+  }
+
+  void wait_value(const Counter& counter, std::uint64_t value) override {
+    const DeviceGuard guard(device_index_);
+    PC_DRIVER(cuStreamWaitValue64, device_index_)(stream_, device_address(counter), value, wait_flags_);
+  }
+
+  // The driver puts a fence of the whole system before the write.
+  void write_value(Counter& counter, std::uint64_t value) override {
+    const DeviceGuard guard(device_index_);
+    PC_DRIVER(cuStreamWriteValue64, device_index_)
+    (stream_, device_address(counter), value, static_cast<unsigned int>(CU_STREAM_WRITE_VALUE_DEFAULT));
+  }
+
+  bool launch(const std::function<void(void*)>& start) override {
+    const DeviceGuard guard(device_index_);
+    start(stream_);
+    return true;
   }
 
  private:
@@ -105,7 +79,10 @@ class CudaStream final : public Stream {
     (*owned)();
   }
 
+  static CUdeviceptr device_address(const Counter& counter) { return reinterpret_cast<CUdeviceptr>(&counter); }
+
   int device_index_;
+  unsigned int wait_flags_ = 0;
   cudaStream_t stream_ = nullptr;
 };
 

@@ -1,7 +1,10 @@
 // The host stream: one worker thread with a queue.
 #include "device/stream.h"
 
+#include <sched.h>
+
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -63,7 +66,29 @@ class HostStream final : public Stream {
     if (!event.is_ready()) enqueue([event] { event.wait(); });
   }
 
+  void wait_value(const Counter& counter, std::uint64_t value) override {
+    enqueue([&counter, value] { wait_for(counter, value); });
+  }
+
+  void write_value(Counter& counter, std::uint64_t value) override {
+    enqueue([&counter, value] { counter.store(value); });
+  }
+
+  bool launch(const std::function<void(void*)>&) override { return false; }
+
  private:
+  // Nobody wakes a device that waits, so it polls: eagerly at first, then without taking the core from others.
+  static void wait_for(const Counter& counter, std::uint64_t value) {
+    constexpr int kNumEager = 100;
+    for (int i = 0; counter.load() < value; ++i) {
+      if (i < kNumEager) {
+        ::sched_yield();
+      } else {
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+      }
+    }
+  }
+
   void run() {
     std::unique_lock lock(mutex_);
     while (true) {
@@ -91,6 +116,10 @@ bool Event::is_ready() const { return state_ == nullptr || state_->is_ready(); }
 
 void Event::wait() const {
   if (state_ != nullptr) state_->wait();
+}
+
+void Event::block(void* native_stream) const {
+  if (state_ != nullptr) state_->block(native_stream);
 }
 
 std::shared_ptr<Stream> make_host_stream() { return std::make_shared<HostStream>(); }

@@ -2,13 +2,19 @@
 // The CUDA half (cuda_stream.cu) compiles with nvcc and has not yet run on a GPU.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 
 #include "base/api.h"
 
 namespace pipecomm {
+
+// A number that only grows, in memory that hosts and devices see. On CUDA: host memory registered with the device.
+using Counter = std::atomic<std::uint64_t>;
+static_assert(Counter::is_always_lock_free && sizeof(Counter) == 8);
 
 // A point in a stream's order. Copies share the point. Default constructed: already reached. Thread-safe.
 class PC_API Event {
@@ -22,6 +28,9 @@ class PC_API Event {
   bool is_ready() const;
   // Blocks the calling thread until the point is reached.
   void wait() const;
+  // Later work of `native_stream` (a cudaStream_t) runs after the point; the caller does not block, except for a point
+  // of a host stream.
+  void block(void* native_stream) const;
   const std::shared_ptr<State>& state() const { return state_; }
 
  private:
@@ -34,6 +43,7 @@ class PC_API Event::State {
   virtual ~State() = default;
   virtual bool is_ready() const = 0;
   virtual void wait() const = 0;
+  virtual void block(void*) const { wait(); }
 };
 
 // Work runs one after the other, in the order of the calls. Thread-safe. The destructor waits for all of it.
@@ -49,13 +59,19 @@ class PC_API Stream {
   virtual Event record() = 0;
   // Later work of this stream runs after `event`, whichever stream recorded it. The caller does not block.
   virtual void wait(const Event& event) = 0;
+  // Later work of this stream runs once `counter` is at least `value`, and sees what was written before it was set.
+  virtual void wait_value(const Counter& counter, std::uint64_t value) = 0;
+  // Sets `counter` once all earlier work is done and can be seen by everybody.
+  virtual void write_value(Counter& counter, std::uint64_t value) = 0;
+  // Calls `start` now, with the stream's device current, to start kernels on its cudaStream_t; false on a host stream.
+  virtual bool launch(const std::function<void(void*)>& start) = 0;
   // Blocks the calling thread until all work posted so far is done.
   void synchronize() { record().wait(); }
 };
 
 PC_API std::shared_ptr<Stream> make_host_stream();
-// A non-blocking stream on CUDA device `device_index`. Throws a not built error where nvcc was not there at build
-// time, a CUDA error where the driver or the device is missing.
+// A non-blocking stream of the highest priority on CUDA device `device_index`. Throws a not built error where nvcc was
+// not there at build time, a CUDA error where the driver or the device is missing.
 PC_API std::shared_ptr<Stream> make_cuda_stream(int device_index);
 
 }  // namespace pipecomm

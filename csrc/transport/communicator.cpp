@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include "transport/checks.h"
@@ -20,6 +21,8 @@ namespace {
 
 // Copying this much takes the posting thread less time than waking another one.
 constexpr std::size_t kSmallNbytes = std::size_t{32} << 10;
+// close() waits this long for a device to write what was sent.
+constexpr std::int64_t kFinishSlotsNs = 5'000'000'000;
 
 class CommunicatorImpl final : public Communicator,
                                public Pollable,
@@ -31,14 +34,16 @@ class CommunicatorImpl final : public Communicator,
         rank_(rank),
         size_at_start_(lifelines.size()),
         bridges_(std::move(bridges)),
+        place_(options_.stand_in, options_.pool),
         inbox_(options_.max_parked_nbytes) {
     const Link::Events events{[this](std::uint32_t epoch, const std::string& text) { note_abort(epoch, text); },
                               [this](Link& link) { end_link(link); }};
     for (std::size_t peer = 0; peer < lifelines.size(); ++peer) {
       links_.push_back(nullptr);
       if (!lifelines[peer]) continue;
-      links_.back() =
-          std::make_unique<Link>(static_cast<int>(peer), std::move(*lifelines[peer]), inbox_, options_, events);
+      const int number = static_cast<int>(peer);
+      links_.back() = std::make_unique<Link>(number, std::move(*lifelines[peer]), inbox_, options_, place_,
+                                             bridges_.endpoint(number).empty(), events);
     }
   }
 
@@ -46,13 +51,16 @@ class CommunicatorImpl final : public Communicator,
   int size() const override { return static_cast<int>(size_at_start_); }
 
   std::shared_ptr<Transfer> send(int peer, const MessageKey& key, std::vector<SendPart> parts,
-                                 std::shared_ptr<void> keepalive) override {
+                                 std::shared_ptr<void> keepalive, const Event& ready) override {
     check_peer(peer, "send to");
     if (parts.empty() || parts.size() > UINT16_MAX) {
       throw Error(ErrorKind::tensor, "expected 1 to 65535 tensors in a message; got " + std::to_string(parts.size()));
     }
-    for (const SendPart& part : parts) check_part(part, where());
-    auto transfer = std::make_shared<TransferState>(peer, key, true, cancel_function());
+    for (SendPart& part : parts) {
+      check_part(part, where());
+      if (!part.absent) find_device(part.tensor);
+    }
+    auto transfer = make_transfer(peer, key, true, ready);
     transfer->to_send = std::move(parts);
     transfer->keepalive = std::move(keepalive);
     submit(transfer);
@@ -60,15 +68,23 @@ class CommunicatorImpl final : public Communicator,
   }
 
   std::shared_ptr<Transfer> receive(int peer, const MessageKey& key, std::vector<TensorView> targets,
-                                    std::shared_ptr<void> keepalive) override {
+                                    std::shared_ptr<void> keepalive, const Event& ready) override {
     if (is_closed_) throw closed_error();
     if (peer != kAnySource) check_peer(peer, "receive from");
-    auto transfer = std::make_shared<TransferState>(peer, key, false, cancel_function());
+    auto transfer = make_transfer(peer, key, false, ready);
+    for (TensorView& target : targets) {
+      find_device(target);
+      transfer->waits_on_host |= target.device == kOnHost;
+    }
     transfer->has_targets = !targets.empty();
     transfer->targets = std::move(targets);
     transfer->keepalive = std::move(keepalive);
     submit(transfer);
     return transfer;
+  }
+
+  Event record(int device_index, void* native_stream) override {
+    return place_.open(device_index).device->record(native_stream);
   }
 
   void begin_epoch(std::uint32_t epoch) override {
@@ -104,6 +120,7 @@ class CommunicatorImpl final : public Communicator,
 
   void close() override {
     if (owner_pid_ != ::getpid() || is_closed_.exchange(true)) return;
+    finish_slots();
     Progress::instance().exclusively([&] {
       take_submitted();
       end_all(closed_error(), true);
@@ -192,6 +209,31 @@ class CommunicatorImpl final : public Communicator,
     };
   }
 
+  std::shared_ptr<TransferState> make_transfer(int peer, const MessageKey& key, bool is_send, const Event& ready) {
+    auto transfer = std::make_shared<TransferState>(peer, key, is_send, cancel_function());
+    transfer->owner = this;
+    transfer->ready = ready;
+    transfer->waits_on_host = place_.has_stand_in();
+    return transfer;
+  }
+
+  void find_device(TensorView& tensor) {
+    if (place_.has_stand_in()) tensor.device = place_.side()->device->index();
+    if (tensor.device != kOnHost) place_.open(tensor.device);
+  }
+
+  // What was sent still gets into the peers' slots: their devices wait for it.
+  void finish_slots() {
+    const std::int64_t deadline = now_ns() + kFinishSlotsNs;
+    bool is_idle = false;
+    while (!is_idle && now_ns() < deadline) {
+      is_idle = true;
+      Progress::instance().exclusively(
+          [&] { for_each_link([&](Link& link) { is_idle &= link.gone() || link.sender().is_idle(); }); });
+      if (!is_idle) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
   // A small message leaves at once if it can, so that nobody has to be woken for it.
   void submit(const TransferPtr& transfer) {
     Progress& progress = Progress::instance();
@@ -213,15 +255,17 @@ class CommunicatorImpl final : public Communicator,
 
   static bool is_small(const TransferState& transfer) {
     std::size_t nbytes = 0;
-    for (const SendPart& part : transfer.to_send) nbytes += part.tensor.nbytes();
-    for (const TensorView& target : transfer.targets) nbytes += target.nbytes();
+    // Enqueuing takes no time, whatever the size.
+    const auto add = [&](const TensorView& tensor) { nbytes += tensor.device == kOnHost ? tensor.nbytes() : 0; };
+    for (const SendPart& part : transfer.to_send) add(part.tensor);
+    for (const TensorView& target : transfer.targets) add(target);
     return nbytes <= kSmallNbytes && (transfer.is_send || transfer.has_targets);
   }
 
   bool send_at_once(const TransferState& transfer) {
     Link& link = *links_[static_cast<std::size_t>(transfer.peer())];
     if (link.sender().num_queued() == 1) link.push();
-    return transfer.is_done();
+    return transfer.has_ended();
   }
 
   bool has_nothing_from(int peer) {
@@ -257,7 +301,11 @@ class CommunicatorImpl final : public Communicator,
     Link& link = *links_[static_cast<std::size_t>(transfer->peer())];
     const auto& cause = lost_together_ ? lost_together_ : link.gone();
     if (cause) return refuse(transfer, explain(*cause, *transfer));
-    link.send(transfer);
+    try {
+      link.send(transfer);
+    } catch (const Error& error) {  // no memory to stage it in
+      refuse(transfer, error);
+    }
   }
 
   void start_receive(const TransferPtr& transfer) {
@@ -265,6 +313,7 @@ class CommunicatorImpl final : public Communicator,
       links_[static_cast<std::size_t>(message->source)]->receiver().attach(message, transfer);
       return;
     }
+    for_each_link([](Link& link) { link.offer_slots(); });
     // What lies in a ring may answer it, even if its sender has gone; if not, this ends the receive.
     for_each_link([&](Link& link) {
       if (link.gone() && (transfer->peer() == kAnySource || transfer->peer() == link.peer())) link.poll();
@@ -275,7 +324,7 @@ class CommunicatorImpl final : public Communicator,
   void cancel(const TransferPtr& transfer, const Error& error) {
     Progress::instance().exclusively([&] {
       take_submitted();
-      if (transfer->is_done()) return;
+      if (transfer->has_ended()) return;
       const Error full =
           error.kind() == ErrorKind::link_timeout ? timeout_error(error, *transfer) : explain(error, *transfer);
       if (!transfer->is_send && !inbox_.withdraw(transfer)) {
@@ -346,6 +395,17 @@ class CommunicatorImpl final : public Communicator,
     }
     link.sender().fail_if([](const TransferState&) { return true; },
                           Error(cause.kind(), std::string(cause.what()) + where()), true);
+    if (!link.receiver().has_arrived()) fail_enqueued(link.peer(), cause);
+    link.release_slots();
+  }
+
+  // Receives whose bytes the peer had told of and has not written.
+  void fail_enqueued(int peer, const Error& cause) {
+    for (const TransferPtr& transfer : Progress::instance().draining()) {
+      if (transfer->owner == this && !transfer->is_send && transfer->peer() == peer) {
+        transfer->fail_late(explain(cause, *transfer));
+      }
+    }
   }
 
   // A receive from anybody waits for whoever is left.
@@ -370,6 +430,8 @@ class CommunicatorImpl final : public Communicator,
 
   mutable std::mutex aborts_mutex_;
   std::map<std::uint32_t, std::string> aborts_;  // guarded by aborts_mutex_; the first text of an epoch counts
+
+  DevicePlace place_;
 
   // The rest is guarded by the progress lock.
   Inbox inbox_;

@@ -11,6 +11,7 @@
 
 #include "base/api.h"
 #include "base/error.h"
+#include "device/device.h"
 #include "memory/pool.h"
 #include "transport/message.h"
 
@@ -32,6 +33,7 @@ class PC_API Transfer {
  public:
   virtual ~Transfer() = default;
 
+  // On a CUDA device: also done there.
   virtual bool is_done() const = 0;
   // True when the tensors are not read or written any more. A send that failed half way is done before that: its bytes
   // go on leaving, since half a message cannot be taken back.
@@ -40,7 +42,11 @@ class PC_API Transfer {
   virtual std::optional<Error> error() const = 0;
   // Returns when the transfer is done: a sender may write to its tensors, a receiver may read its own.
   // Throws its error; throws LinkTimeout after `timeout` and cancels: the target is not written any more.
+  // Tensors of a CUDA device: returns when the work is enqueued there, on streams of the transport; the caller's
+  // streams then wait for event() before they touch the tensors. What was enqueued before a timeout is still done.
   virtual void wait(Nanoseconds timeout, const InterruptCheck& interrupt = {}) = 0;
+  // After wait(): the point in a stream of the transport at which the transfer is done; reached, where none took part.
+  virtual Event event() const = 0;
   // Rank the message came from or goes to; kAnySource until one has matched.
   virtual int peer() const = 0;
   // Tensors received; only after wait().
@@ -75,6 +81,8 @@ struct CommunicatorOptions {
   std::size_t max_parked_nbytes = std::size_t{256} << 20;
   LinkEmulation emulation;
   std::shared_ptr<Pool> pool;  // where messages without a target, and unexpected ones, are put
+  // Treats tensors of the host as this device's (make_host_device), so that they cross in slots.
+  std::shared_ptr<Device> stand_in;
 };
 
 struct LinkCounters {
@@ -91,13 +99,19 @@ class PC_API Communicator {
   virtual int size() const = 0;
 
   // Posts a message; returns at once. `keepalive` is dropped when the tensors have left. Tensors must be contiguous.
-  // Throws a config error for a bad peer (out of range, or this rank).
+  // Tensors of a device are read after `ready`, a point of the caller's stream (Device::record).
+  // Throws a config error for a bad peer (out of range, or this rank), a tensor error for tensors of two devices.
   virtual std::shared_ptr<Transfer> send(int peer, const MessageKey& key, std::vector<SendPart> parts,
-                                         std::shared_ptr<void> keepalive) = 0;
+                                         std::shared_ptr<void> keepalive, const Event& ready = {}) = 0;
   // Posts a receive from `peer` or kAnySource. With `targets`, dtypes and shapes must equal the sender's and the bytes
-  // land there; without, memory comes from the pool. A mismatch is an error on both sides and consumes the message.
+  // land there; without, memory comes from the pool, for a tensor of a device from that of this rank's device.
+  // A mismatch is an error on both sides and consumes the message. Targets on a device are written after `ready`.
   virtual std::shared_ptr<Transfer> receive(int peer, const MessageKey& key, std::vector<TensorView> targets,
-                                            std::shared_ptr<void> keepalive) = 0;
+                                            std::shared_ptr<void> keepalive, const Event& ready = {}) = 0;
+
+  // The point that `native_stream` (a cudaStream_t) of CUDA device `device_index` has reached, for `ready`. Throws a
+  // config error for a stream under graph capture, and what opening the device throws.
+  virtual Event record(int device_index, void* native_stream) = 0;
 
   // Starts a step: what is left of earlier epochs is cancelled here and dropped on arrival.
   virtual void begin_epoch(std::uint32_t epoch) = 0;

@@ -13,6 +13,7 @@ static_assert(std::endian::native == std::endian::little, "the wire format is wr
 constexpr std::uint32_t kMagic = 0x314d4350;  // "PCM1"
 constexpr std::uint16_t kRequiresGrad = 1;
 constexpr std::uint16_t kAbsent = 2;
+constexpr std::uint16_t kInSlots = 4;
 constexpr std::uint64_t kMaxTensorNbytes = std::uint64_t{1} << 42;
 
 struct FixedHeader {
@@ -120,7 +121,8 @@ void write_header(const MessageHeader& header, std::byte* out) {
   fixed.ndim = static_cast<std::uint8_t>(header.shape.size());
   fixed.direction = static_cast<std::uint8_t>(header.key.direction);
   fixed.group_size = header.codec.group_size;
-  fixed.flags = static_cast<std::uint16_t>((header.requires_grad ? kRequiresGrad : 0) | (header.absent ? kAbsent : 0));
+  fixed.flags = static_cast<std::uint16_t>((header.requires_grad ? kRequiresGrad : 0) | (header.absent ? kAbsent : 0) |
+                                           (header.in_slots ? kInSlots : 0));
   fixed.part_index = header.part_index;
   fixed.num_parts = header.num_parts;
   fixed.microbatch = header.key.microbatch;
@@ -151,6 +153,7 @@ MessageHeader read_header(std::span<const std::byte> bytes) {
   header.dtype = static_cast<DType>(fixed.dtype);
   header.requires_grad = (fixed.flags & kRequiresGrad) != 0;
   header.absent = (fixed.flags & kAbsent) != 0;
+  header.in_slots = (fixed.flags & kInSlots) != 0;
   header.part_index = fixed.part_index;
   header.num_parts = fixed.num_parts;
   header.seq = fixed.seq;
@@ -159,7 +162,8 @@ MessageHeader read_header(std::span<const std::byte> bytes) {
   header.payload_nbytes = header.absent ? 0 : checked_nbytes(header.dtype, header.shape);
   require(header.payload_nbytes == fixed.payload_nbytes, "payload bytes that fit the shape");
   require(header.codec.id == CodecId::raw || is_quantizable(header.dtype), "a float dtype for a quantizing codec");
-  header.wire_nbytes = header.absent ? 0 : chunked_wire_nbytes(header.codec, header.dtype, header.shape);
+  const std::size_t chunk_nbytes = header.in_slots ? kDeviceChunkNbytes : kChunkNbytes;
+  header.wire_nbytes = header.absent ? 0 : chunked_wire_nbytes(header.codec, header.dtype, header.shape, chunk_nbytes);
   require(header.wire_nbytes == fixed.wire_nbytes, "wire bytes that fit codec and shape");
   return header;
 }
@@ -172,14 +176,15 @@ Grid grid_of(const std::vector<std::int64_t>& shape) {
   return grid;
 }
 
-std::uint64_t chunked_wire_nbytes(const CodecSpec& codec, DType dtype, const std::vector<std::int64_t>& shape) {
+std::uint64_t chunked_wire_nbytes(const CodecSpec& codec, DType dtype, const std::vector<std::int64_t>& shape,
+                                  std::size_t chunk_nbytes) {
   const std::uint64_t payload_nbytes = checked_nbytes(dtype, shape);
   if (codec.id == CodecId::raw || payload_nbytes == 0) return payload_nbytes;
   const Grid grid = grid_of(shape);
   const std::int64_t end = num_groups(codec, grid);
   std::uint64_t total = 0;
   for (std::int64_t group = 0; group < end;) {
-    const std::int64_t next = groups_that_fit(codec, grid, group, kChunkNbytes);
+    const std::int64_t next = groups_that_fit(codec, grid, group, chunk_nbytes);
     require(next > group, "groups that fit a chunk");
     total += wire_nbytes(codec, grid, group, next);
     group = next;

@@ -17,6 +17,9 @@ inline constexpr std::size_t kFixedHeaderNbytes = 64;
 inline constexpr std::size_t kMaxHeaderNbytes = kFixedHeaderNbytes + 8 * kMaxDims;
 // Wire bytes of whole groups per record, at most. Both ends split alike, so it is part of the format.
 inline constexpr std::size_t kChunkNbytes = std::size_t{256} << 10;
+// The same, and bytes of a raw tensor, per slot of a device: long for a copy engine, short enough that copies in and
+// out overlap.
+inline constexpr std::size_t kDeviceChunkNbytes = std::size_t{4} << 20;
 // Bytes of a raw tensor per record: small enough that the copies in and out overlap. A reader takes any length.
 inline constexpr std::size_t kRawChunkNbytes = std::size_t{64} << 10;
 
@@ -26,6 +29,7 @@ struct MessageHeader {
   DType dtype = DType::uint8;
   bool requires_grad = false;
   bool absent = false;
+  bool in_slots = false;  // records tell of slots on the receiver's device, where the tensor's bytes are
   std::uint16_t part_index = 0;
   std::uint16_t num_parts = 1;
   std::uint64_t seq = 0;             // counts the headers of a channel from 0; a gap is an error
@@ -43,10 +47,14 @@ PC_API MessageHeader read_header(std::span<const std::byte> bytes);
 // CRC-32C (Castagnoli), as in RFC 3720 appendix B.4.
 PC_API std::uint32_t crc32c(std::span<const std::byte> bytes);
 
+// Bytes of a record that tells of a slot, after the header: the position of its end.
+inline constexpr std::size_t kSlotNoteNbytes = 8;
+
 // [rows, cols] of a shape: cols is the last dimension, a scalar is 1 x 1.
 PC_API Grid grid_of(const std::vector<std::int64_t>& shape);
-// Wire bytes of one whole tensor, split into the channel's chunks.
-PC_API std::uint64_t chunked_wire_nbytes(const CodecSpec& codec, DType dtype, const std::vector<std::int64_t>& shape);
+// Wire bytes of one whole tensor, split into chunks of at most `chunk_nbytes`.
+PC_API std::uint64_t chunked_wire_nbytes(const CodecSpec& codec, DType dtype, const std::vector<std::int64_t>& shape,
+                                         std::size_t chunk_nbytes = kChunkNbytes);
 // "float32 [4, 16]"
 PC_API std::string describe_tensor(DType dtype, const std::vector<std::int64_t>& shape);
 

@@ -66,7 +66,7 @@ std::vector<TransferPtr> Inbox::begin_epoch(std::uint32_t epoch) {
   std::erase_if(parked_, [&](const InMessagePtr& message) {
     if (message->key.epoch >= epoch) return false;
     message->is_dropped = true;
-    for (ReceivedPart& part : message->parts) part.block.reset();
+    message->drop_blocks();
     return true;
   });
   return take_if([&](const TransferState& receive) { return receive.key.epoch < epoch; });

@@ -23,9 +23,14 @@ struct InMessage {
   std::optional<Error> error;  // why it was dropped, for a receive that still asks for it
   bool is_complete = false;
   std::vector<ReceivedPart> parts;
+  Event last_use;  // a stream writes or reads the blocks, or the receiver's targets, until then
   std::size_t payload = 0;
   std::size_t wire = 0;
   std::int64_t started_ns = 0;
+
+  void drop_blocks() {
+    for (ReceivedPart& part : parts) part.block.reset(last_use);
+  }
 };
 using InMessagePtr = std::shared_ptr<InMessage>;
 

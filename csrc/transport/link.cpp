@@ -2,20 +2,23 @@
 #include "transport/link.h"
 
 #include <cstdio>
+#include <utility>
 
 #include "transport/progress.h"
 
 namespace pipecomm {
 
-Link::Link(int peer, Lifeline lifeline, Inbox& inbox, const CommunicatorOptions& options, Events events)
+Link::Link(int peer, Lifeline lifeline, Inbox& inbox, const CommunicatorOptions& options, const DevicePlace& place,
+           bool has_slots, Events events)
     : peer_(peer),
       inbox_(inbox),
       options_(options),
+      place_(place),
       events_(std::move(events)),
       lifeline_(std::move(lifeline)),
-      sender_(options.emulation, options.limits),
+      sender_(options.emulation, options.limits, place, has_slots),
       receiver_(
-          peer, inbox, options.pool,
+          peer, inbox, options.pool, place,
           [this](std::uint64_t seq, const std::string& text) { lifeline_.send(ControlKind::refused, seq, text); },
           [this](std::uint64_t seq) {
             if (options_.limits.is_strict) lifeline_.send(ControlKind::accepted, seq, "");
@@ -23,6 +26,7 @@ Link::Link(int peer, Lifeline lifeline, Inbox& inbox, const CommunicatorOptions&
 
 bool Link::poll() {
   bool moved = push();
+  if (gone_ && has_announced_end_) release_slots();  // again: its device may have set counters to less
   try {
     const std::uint64_t received_before = counters_.messages_received;
     moved |= receiver_.pump(counters_, [this] { lifeline_.wake_peer(); });
@@ -47,10 +51,8 @@ void Link::poll_socket() {
   try {
     lifeline_.flush();
     while (auto control = lifeline_.receive()) handle(*control);
-    if (sender_.wants_ring() && !is_ring_requested_ && lifeline_.is_open()) {
-      is_ring_requested_ = true;
-      lifeline_.send(ControlKind::ring_wanted, 0, "");
-    }
+    ask_for_channel();
+    offer_slots();
     if (!lifeline_.is_open()) mark_gone(ErrorKind::peer_lost, "its process ended without a goodbye");
     end_when_drained();
   } catch (const Error& error) {
@@ -60,9 +62,16 @@ void Link::poll_socket() {
 
 void Link::send(const TransferPtr& transfer) {
   sender_.post(transfer);
-  if (sender_.wants_ring() && !is_ring_requested_) {
-    is_ring_requested_ = true;
+  ask_for_channel();
+}
+
+void Link::ask_for_channel() {
+  if (!lifeline_.is_open()) return;
+  if (sender_.wants_ring() && !std::exchange(is_ring_requested_, true)) {
     lifeline_.send(ControlKind::ring_wanted, 0, "");
+  }
+  if (sender_.wants_slots() && !std::exchange(are_slots_requested_, true)) {
+    lifeline_.send(ControlKind::slots_wanted, 0, "");
   }
 }
 
@@ -73,6 +82,13 @@ void Link::handle(Control& control) {
       break;
     case ControlKind::ring_made:
       if (control.fd) sender_.set_ring(RingWriter(Segment::adopt(control.fd.release(), control.value)));
+      break;
+    case ControlKind::slots_wanted:
+      wanted_sharing_ = static_cast<Sharing>(control.value);
+      offer_slots();
+      break;
+    case ControlKind::slots_made:
+      if (are_slots_requested_) take_slots(control);
       break;
     case ControlKind::refused: {
       const Error error(ErrorKind::message_mismatch,
@@ -100,6 +116,34 @@ void Link::offer_ring() {
   if (receiver_.has_ring()) return;
   RingReader& ring = receiver_.make_ring(options_.limits.max_nbytes);
   lifeline_.send(ControlKind::ring_made, ring_segment_nbytes(options_.limits.max_nbytes), "", ring.fd());
+}
+
+void Link::offer_slots() {
+  if (!wanted_sharing_ || !receiver_.has_ring()) return;
+  SlotShare share{{}, "this rank has no device", -1};
+  if (place_.side() != nullptr) {
+    share = receiver_.make_slots(*wanted_sharing_, options_.limits.max_nbytes * kSlotNbytesPerRingByte);
+  } else if (!inbox_.expects_from(peer_)) {
+    return;  // its first receive will show whether it has one
+  }
+  wanted_sharing_.reset();
+  lifeline_.send(ControlKind::slots_made, share.offer.packed(), share.text, share.fd);
+}
+
+// A way of sharing that does not work between the two devices is not the last one.
+void Link::take_slots(Control& control) {
+  const SlotOffer offer = SlotOffer::unpack(control.value);
+  if (offer.sharing == Sharing::none) return sender_.stage_from_now();
+  try {
+    sender_.set_slots(offer, control.text, control.fd.release());
+  } catch (const Error&) {
+    lifeline_.send(ControlKind::slots_wanted, static_cast<std::uint64_t>(offer.sharing) + 1, "");
+  }
+}
+
+void Link::release_slots() {
+  sender_.release_slots();
+  receiver_.release_slots();
 }
 
 // What came from the peer cannot be believed: nothing more is taken from it.

@@ -1,6 +1,7 @@
 // One neighbour, both directions: its life line, what goes out, what comes in. Used under the progress lock.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <optional>
 #include <string>
@@ -20,13 +21,19 @@ class Link {
     std::function<void(Link&)> on_gone;
   };
 
-  Link(int peer, Lifeline lifeline, Inbox& inbox, const CommunicatorOptions& options, Events events);
+  // `has_slots`: the peer is on this host, so that devices can share memory.
+  Link(int peer, Lifeline lifeline, Inbox& inbox, const CommunicatorOptions& options, const DevicePlace& place,
+       bool has_slots, Events events);
 
   bool poll();
   // Writes what is to be sent, as far as there is credit; true if anything was.
   bool push();
   void poll_socket();
-  std::int64_t due_ns() const { return receiver_.due_ns(); }
+  std::int64_t due_ns() const { return std::min(receiver_.due_ns(), sender_.due_ns()); }
+  // Answers a peer that asked for slots, once it is known whether this rank has a device.
+  void offer_slots();
+  // The device waits for nothing of this peer any more.
+  void release_slots();
 
   void send(const TransferPtr& transfer);
   // Why nothing can be sent to, or will come from, this peer (any more); none while it is there.
@@ -48,6 +55,8 @@ class Link {
  private:
   void handle(Control& control);
   void offer_ring();
+  void ask_for_channel();
+  void take_slots(Control& control);
   void break_off(const Error& error);
   void mark_gone(ErrorKind kind, const std::string& text);
   void end_when_drained();
@@ -55,12 +64,15 @@ class Link {
   const int peer_;
   Inbox& inbox_;
   const CommunicatorOptions& options_;
+  const DevicePlace& place_;
   const Events events_;
   Lifeline lifeline_;
   Sender sender_;
   Receiver receiver_;
   LinkCounters counters_;
   bool is_ring_requested_ = false;
+  bool are_slots_requested_ = false;
+  std::optional<Sharing> wanted_sharing_;  // of the peer's request for slots
   bool has_announced_end_ = false;
   std::optional<Error> gone_;
   std::int64_t last_received_ns_ = 0;

@@ -29,11 +29,15 @@ struct MessageKey {
   bool operator==(const MessageKey&) const = default;
 };
 
+// Where a tensor lies: on the host, or on the device with that index.
+inline constexpr int kOnHost = -1;
+
 // A contiguous tensor in memory that somebody else owns.
 struct TensorView {
   void* data = nullptr;
   DType dtype = DType::uint8;
   std::vector<std::int64_t> shape;
+  int device = kOnHost;
 
   std::int64_t numel() const {
     std::int64_t count = 1;
@@ -60,6 +64,7 @@ struct ReceivedPart {
   std::vector<std::int64_t> shape;
   bool requires_grad = false;
   bool absent = false;
+  int device = kOnHost;  // where `block` lies
 };
 
 }  // namespace pipecomm

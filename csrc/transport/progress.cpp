@@ -11,6 +11,8 @@
 #include <ctime>
 #include <utility>
 
+#include "transport/transfer.h"
+
 namespace pipecomm {
 namespace {
 
@@ -22,6 +24,8 @@ constexpr std::int64_t kSocketPeriodNs = 1'000'000;
 constexpr std::int64_t kSpinNs = 40'000;
 // The comm thread stands by this long at first; twice as long each time that one wait lasts all the while.
 constexpr std::int64_t kStandByNs = 300'000;
+// Nobody rings when a device has done its work, so it is asked this often while there is some.
+constexpr std::int64_t kDevicePeriodNs = 200'000;
 
 std::atomic<Progress*> g_instance{nullptr};
 std::atomic<bool> g_is_forked_child{false};
@@ -104,8 +108,17 @@ bool Progress::poll_all() {
     moved |= poll_one(*pollable);
     due = std::min(due, pollable->next_due_ns());
   }
+  release_drained();
+  if (!draining_.empty()) due = std::min(due, now_ns() + kDevicePeriodNs);
   due_ns_.store(due);
   return moved;
+}
+
+void Progress::release_drained() {
+  if (draining_.empty()) return;
+  std::vector<std::shared_ptr<TransferState>> drained;
+  drained.swap(draining_);
+  for (const auto& transfer : drained) transfer->release();  // those that are not done come back
 }
 
 // What a link cannot handle by itself (no memory, say) must not end the process of the comm thread.

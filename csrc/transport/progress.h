@@ -39,6 +39,8 @@ class Pollable {
   virtual void forget_after_fork() noexcept = 0;
 };
 
+class TransferState;
+
 class Progress {
  public:
   // Made at first use and never destroyed: the comm thread may run until the process ends. Throws in a forked child.
@@ -59,6 +61,10 @@ class Progress {
   void exclusively(const std::function<void()>& action);
   // The same, unless somebody polls right now: then false.
   bool exclusively_if_free(const std::function<void()>& action);
+  // Calls release() again once its last_use() is reached. Under the lock.
+  void release_later(std::shared_ptr<TransferState> transfer) { draining_.push_back(std::move(transfer)); }
+  // Transfers that are enqueued on a device and have not got there. Under the lock.
+  const std::vector<std::shared_ptr<TransferState>>& draining() const { return draining_; }
   // Drops an owner once the progress lock is free: its deleter may take other locks (Python's). Under the lock.
   void drop_later(std::shared_ptr<void> owner) { to_drop_.push_back(std::move(owner)); }
 
@@ -67,6 +73,7 @@ class Progress {
   static void in_forked_child();
   void run();
   bool poll_all();
+  void release_drained();
   bool poll_one(Pollable& pollable);
   void poll_all_sockets();
   std::string hang_report() const;
@@ -78,11 +85,12 @@ class Progress {
   bool stand_by();
 
   Doorbell doorbell_;
-  std::mutex mutex_;                                  // guards pollables_ and all transfer state
-  std::vector<std::shared_ptr<Pollable>> pollables_;  // guarded by mutex_
-  std::vector<std::shared_ptr<void>> to_drop_;        // guarded by mutex_
-  ReportSocket report_socket_;                        // guarded by mutex_
-  std::int64_t report_served_ns_ = 0;                 // guarded by mutex_
+  std::mutex mutex_;                                      // guards pollables_ and all transfer state
+  std::vector<std::shared_ptr<Pollable>> pollables_;      // guarded by mutex_
+  std::vector<std::shared_ptr<void>> to_drop_;            // guarded by mutex_
+  std::vector<std::shared_ptr<TransferState>> draining_;  // guarded by mutex_
+  ReportSocket report_socket_;                            // guarded by mutex_
+  std::int64_t report_served_ns_ = 0;                     // guarded by mutex_
   std::atomic<std::int64_t> due_ns_{INT64_MAX};
   std::atomic<std::int64_t> sockets_polled_ns_{0};
   std::atomic<std::int32_t> num_open_{0};

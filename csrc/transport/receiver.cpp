@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "transport/progress.h"
+#include "transport/slot_codec.h"
 
 namespace pipecomm {
 namespace {
@@ -65,6 +66,9 @@ bool Receiver::begin_part(const MessageHeader& header) {
                                           std::to_string(header.part_index) + " of " +
                                           std::to_string(header.num_parts));
   }
+  if (header.in_slots && header.wire_nbytes > 0 && !slots_) {
+    throw Error(ErrorKind::transport, "expected bytes in the ring; got a message in slots, which there are none of");
+  }
   ++next_seq_;
   header_ = header;
   position_ = 0;
@@ -88,18 +92,32 @@ void Receiver::prepare_target() {
   if (message_->is_dropped) return;
   const std::size_t index = message_->parts.size() - 1;
   if (message_->is_direct) {
-    if (fits_targets(*message_, index)) {
-      target_ = static_cast<std::byte*>(message_->receiver->targets[index].data);
+    if (!fits_targets(*message_, index)) return;
+    const TensorView& target = message_->receiver->targets[index];
+    if ((target.device != kOnHost) == header_.in_slots) {
+      if (header_.wire_nbytes > 0 && header_.in_slots) stream().wait(message_->receiver->ready);
+      target_ = static_cast<std::byte*>(target.data);
+      return;
     }
-    return;
   }
-  if (header_.payload_nbytes == 0) return;
+  if (header_.payload_nbytes > 0) allocate_target(index);
+}
+
+void Receiver::allocate_target(std::size_t index) {
+  ReceivedPart& part = message_->parts[index];
+  const bool goes_to_device = message_->is_direct && !header_.in_slots;
   try {
-    message_->parts[index].block = allocate_block(pool_, header_.payload_nbytes);
-    target_ = static_cast<std::byte*>(message_->parts[index].block.data());
+    if (header_.in_slots) part.device = place_.side()->device->index();
+    part.block = goes_to_device ? allocate_block(place_.side()->pinned_pool, header_.payload_nbytes)
+                                : allocate_at(part.device, header_.payload_nbytes);
+    target_ = static_cast<std::byte*>(part.block.data());
   } catch (const Error& error) {
     reject(*message_, error);
   }
+}
+
+Block Receiver::allocate_at(int device, std::size_t nbytes) const {
+  return allocate_block(device == kOnHost ? pool_ : place_.side()->pool, nbytes);
 }
 
 bool Receiver::fits_targets(InMessage& message, std::size_t index) {
@@ -122,15 +140,19 @@ bool Receiver::fits_targets(InMessage& message, std::size_t index) {
 
 void Receiver::reject(InMessage& message, const Error& error) {
   refuse_(message.seq, error.what());
-  if (message.receiver) message.receiver->fail(error);
+  if (message.receiver) {
+    message.receiver->set_event(message.last_use);
+    message.receiver->fail(error);
+  }
   message.receiver.reset();
   message.is_dropped = true;
   message.error = error;
-  for (ReceivedPart& part : message.parts) part.block.reset();
+  message.drop_blocks();
   if (&message == message_.get()) target_ = nullptr;
 }
 
 void Receiver::take_chunk(const std::byte* data, std::size_t nbytes) {
+  if (header_.in_slots && wire_left_ > 0) return take_slot(data, nbytes);
   const Grid grid = grid_of(header_.shape);
   const auto begin = static_cast<std::int64_t>(position_);
   const bool is_raw = header_.codec.id == CodecId::raw;
@@ -156,6 +178,34 @@ void Receiver::take_chunk(const std::byte* data, std::size_t nbytes) {
   position_ = is_raw ? position_ + nbytes : static_cast<std::uint64_t>(end);
 }
 
+void Receiver::take_slot(const std::byte* note, std::size_t nbytes) {
+  std::uint64_t slot_end = 0;
+  if (nbytes != sizeof(slot_end)) {
+    throw Error(ErrorKind::transport,
+                "expected a record that tells of a slot; got " + std::to_string(nbytes) + " bytes");
+  }
+  std::memcpy(&slot_end, note, sizeof(slot_end));
+  const bool is_raw = header_.codec.id == CodecId::raw;
+  GroupRun run{header_.codec, header_.dtype, grid_of(header_.shape), static_cast<std::int64_t>(position_), 0};
+  std::size_t chunk_nbytes = std::min<std::size_t>(kDeviceChunkNbytes, wire_left_);
+  if (!is_raw) {
+    run.end = groups_that_fit(run.codec, run.grid, run.begin, kDeviceChunkNbytes);
+    chunk_nbytes = wire_nbytes(run.codec, run.grid, run.begin, run.end);
+  }
+  SlotReader::Drain drain;
+  if (target_ != nullptr && !message_->is_dropped) {
+    drain = [&](Stream& device_stream, const std::byte* slot) {
+      is_raw ? device_stream.copy_async(target_ + position_, slot, chunk_nbytes)
+             : decode_on(device_stream, run, slot, target_);
+    };
+  }
+  slots_->take(chunk_nbytes, slot_end, drain);
+  message_->last_use = slots_->record();
+  message_->wire += chunk_nbytes - kSlotNoteNbytes;
+  wire_left_ -= chunk_nbytes;
+  position_ = is_raw ? position_ + chunk_nbytes : static_cast<std::uint64_t>(run.end);
+}
+
 void Receiver::end_part(LinkCounters& counters) {
   is_in_part_ = false;
   if (message_->parts.size() < message_->num_parts) return;
@@ -170,18 +220,59 @@ void Receiver::end_part(LinkCounters& counters) {
 
 void Receiver::deliver(const InMessagePtr& message) {
   const TransferPtr receive = message->receiver;
-  for (std::size_t i = 0; receive->has_targets && !message->is_direct && i < message->parts.size(); ++i) {
-    ReceivedPart& part = message->parts[i];
-    if (!fits_targets(*message, i)) return;
-    const TensorView& target = receive->targets[i];
-    if (target.nbytes() > 0) std::memcpy(target.data, part.block.data(), target.nbytes());
-    part.block.reset();
+  for (std::size_t i = 0; receive->has_targets && i < message->parts.size(); ++i) {
+    if (!message->is_direct && !fits_targets(*message, i)) return;
+    if (message->parts[i].block) copy_part(*message, i);
   }
   receive->received = std::move(message->parts);
   receive->payload = message->payload;
   receive->wire = message->wire;
   receive->clock.started_ns = message->started_ns;
+  receive->set_event(message->last_use);
   receive->finish();
+}
+
+// From where it was parked to its target.
+void Receiver::copy_part(InMessage& message, std::size_t index) {
+  ReceivedPart& part = message.parts[index];
+  const TensorView& target = message.receiver->targets[index];
+  if (part.device == kOnHost && target.device == kOnHost) {
+    std::memcpy(target.data, part.block.data(), target.nbytes());
+  } else {
+    stream().wait(message.last_use);
+    stream().wait(message.receiver->ready);
+    stream().copy_async(target.data, part.block.data(), target.nbytes());
+    message.last_use = stream().record();
+  }
+  part.block.reset(message.last_use);
+}
+
+Stream& Receiver::stream() {
+  if (slots_) return slots_->stream();
+  if (!copy_stream_) copy_stream_ = place_.side()->device->make_stream();
+  return *copy_stream_;
+}
+
+SlotShare Receiver::make_slots(Sharing first, std::size_t nbytes) {
+  Device& device = *place_.side()->device;
+  slots_.reset();
+  std::string text = "no way to share memory of " + device.name() + " worked";
+  for (const Sharing sharing : sharings_of(device)) {
+    if (sharing < first) continue;
+    try {
+      DeviceMemory memory = share_memory(device, sharing, nbytes);
+      SlotShare share{{sharing, memory.nbytes}, memory.handle, memory.fd};
+      slots_.emplace(device, ring_->slot_counters(), ring_->control_page(), std::move(memory));
+      return share;
+    } catch (const Error& error) {
+      text += std::string("; ") + error.what();
+    }
+  }
+  return {{}, text, -1};
+}
+
+void Receiver::release_slots() {
+  if (slots_ && !slots_->is_idle()) slots_->release();
 }
 
 void Receiver::attach(const InMessagePtr& message, const TransferPtr& receive) {
@@ -197,24 +288,36 @@ void Receiver::detach(const TransferPtr& receive) {
   message_->receiver.reset();
   try {
     for (std::size_t i = 0; message_->is_direct && i < message_->parts.size(); ++i) {
-      const TensorView& target = receive->targets[i];
-      if (target.nbytes() == 0) continue;
-      Block block = allocate_block(pool_, target.nbytes());
-      std::memcpy(block.data(), target.data, target.nbytes());
-      if (target_ == target.data) target_ = static_cast<std::byte*>(block.data());
-      message_->parts[i].block = std::move(block);
+      if (receive->targets[i].nbytes() > 0 && !message_->parts[i].block) move_to_block(receive->targets[i], i);
     }
   } catch (const Error& error) {
     message_->is_dropped = true;
     message_->error = error;
   }
+  receive->set_event(message_->last_use);
   message_->is_direct = false;
   if (const TransferPtr next = inbox_.rematch(message_)) attach(message_, next);
 }
 
+void Receiver::move_to_block(const TensorView& target, std::size_t index) {
+  Block block = allocate_at(target.device, target.nbytes());
+  if (target.device == kOnHost) {
+    std::memcpy(block.data(), target.data, target.nbytes());
+  } else {
+    stream().copy_async(block.data(), target.data, target.nbytes());
+    message_->last_use = stream().record();
+  }
+  if (target_ == target.data) target_ = static_cast<std::byte*>(block.data());
+  message_->parts[index].block = std::move(block);
+  message_->parts[index].device = target.device;
+}
+
 void Receiver::fail_current(const Error& error) {
   if (!message_) return;
-  if (message_->receiver) message_->receiver->fail(error);
+  if (message_->receiver) {
+    message_->receiver->set_event(message_->last_use);
+    message_->receiver->fail(error);
+  }
   message_->receiver.reset();
   message_->is_dropped = true;
   message_->error = error;

@@ -6,8 +6,10 @@
 #include <optional>
 #include <string>
 
+#include "transport/device_side.h"
 #include "transport/inbox.h"
 #include "transport/ring.h"
+#include "transport/slots.h"
 
 namespace pipecomm {
 
@@ -18,16 +20,26 @@ class Receiver {
   // `accept(seq)`: a receive is there for that message, or it is dropped on purpose.
   using Accept = std::function<void(std::uint64_t)>;
 
-  Receiver(int source, Inbox& inbox, std::shared_ptr<Pool> pool, Refuse refuse, Accept accept)
+  Receiver(int source, Inbox& inbox, std::shared_ptr<Pool> pool, const DevicePlace& place, Refuse refuse, Accept accept)
       : source_(source),
         inbox_(inbox),
         pool_(std::move(pool)),
+        place_(place),
         refuse_(std::move(refuse)),
         accept_(std::move(accept)) {}
 
   RingReader& make_ring(std::size_t capacity) { return ring_.emplace(RingReader::create(capacity)); }
   bool has_ring() const { return ring_.has_value(); }
-  void drop_ring() { ring_.reset(); }
+  // Slots for the peer, in its way of sharing or a later one that works; none: text says why.
+  SlotShare make_slots(Sharing first, std::size_t nbytes);
+  void drop_ring() {
+    slots_.reset();
+    ring_.reset();
+  }
+  // What the device waits for has come.
+  bool has_arrived() const { return !slots_ || slots_->has_arrived(); }
+  // The peer is gone: the device waits for nothing of it any more.
+  void release_slots();
   // Takes records; true if any was taken. Throws a transport error when the peer's bytes cannot be believed.
   bool pump(LinkCounters& counters, const std::function<void()>& wake_writer);
   // True when the ring holds nothing (more).
@@ -51,17 +63,28 @@ class Receiver {
   bool begin_part(const MessageHeader& header);
   void prepare_target();
   void take_chunk(const std::byte* data, std::size_t nbytes);
+  void take_slot(const std::byte* note, std::size_t nbytes);
+  // Keeps what has come for a target that must not be written any more.
+  void move_to_block(const TensorView& target, std::size_t index);
+  void copy_part(InMessage& message, std::size_t index);
+  // A stream of the device of this rank; only where there is one.
+  Stream& stream();
   void end_part(LinkCounters& counters);
   void deliver(const InMessagePtr& message);
+  void allocate_target(std::size_t index);
+  Block allocate_at(int device, std::size_t nbytes) const;
   void reject(InMessage& message, const Error& error);
   bool fits_targets(InMessage& message, std::size_t index);
 
   const int source_;
   Inbox& inbox_;
   const std::shared_ptr<Pool> pool_;
+  const DevicePlace& place_;
   const Refuse refuse_;
   const Accept accept_;
   std::optional<RingReader> ring_;
+  std::optional<SlotReader> slots_;  // after ring_, whose counters it uses
+  std::shared_ptr<Stream> copy_stream_;
   std::uint64_t next_seq_ = 0;
   std::int64_t due_ns_ = INT64_MAX;
   bool is_blocked_ = false;

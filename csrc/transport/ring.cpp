@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "transport/slots.h"
 
 namespace pipecomm {
 
@@ -14,6 +15,7 @@ struct RingControl {
   alignas(64) std::atomic<std::uint64_t> head;
   alignas(64) std::atomic<std::uint64_t> tail;
   std::atomic<std::uint32_t> writer_waits;
+  SlotCounters slots;
 };
 
 namespace {
@@ -63,6 +65,8 @@ std::uint64_t RingWriter::taken() const { return control_->tail.load(); }
 
 void RingWriter::want_ring() { control_->writer_waits.store(1); }
 
+SlotCounters& RingWriter::slot_counters() { return control_->slots; }
+
 bool RingWriter::has_room(std::size_t needed) const {
   const std::uint64_t used = head_ - taken();
   if (used > capacity_) refuse_record(0, used);
@@ -101,6 +105,8 @@ RingReader::RingReader(Segment segment)
 RingReader RingReader::create(std::size_t capacity) {
   return RingReader(Segment::create(ring_segment_nbytes(capacity)));
 }
+
+SlotCounters& RingReader::slot_counters() { return control_->slots; }
 
 std::optional<RingReader::Record> RingReader::front() {
   const std::uint64_t available = control_->head.load() - tail_;

@@ -20,6 +20,7 @@ struct RecordInfo {
 };
 
 struct RingControl;
+struct SlotCounters;
 
 // Bytes of a segment for a ring that holds `capacity` bytes of records.
 PC_API std::size_t ring_segment_nbytes(std::size_t capacity);
@@ -37,6 +38,9 @@ class PC_API RingWriter {
   std::uint64_t taken() const;
   // From here on the reader rings when it takes a record; look at taken() once more after this.
   void want_ring();
+  // For the slots of this direction; they lie in the page that control_page() begins.
+  SlotCounters& slot_counters();
+  void* control_page() { return control_; }
 
  private:
   bool has_room(std::size_t needed) const;
@@ -53,6 +57,8 @@ class PC_API RingReader {
  public:
   static RingReader create(std::size_t capacity);
   int fd() const { return segment_.fd(); }
+  SlotCounters& slot_counters();
+  void* control_page() { return control_; }
 
   struct Record {
     RecordInfo info;

@@ -5,16 +5,20 @@
 #include <cstring>
 
 #include "transport/progress.h"
+#include "transport/slot_codec.h"
 
 namespace pipecomm {
 namespace {
 
 // Bytes written before others get their turn under the progress lock.
 constexpr std::size_t kNbytesPerPump = std::size_t{1} << 20;
+// A copy to the host is asked this often whether it is done.
+constexpr std::int64_t kStagingPeriodNs = 50'000;
 
 }  // namespace
 
 void Sender::post(TransferPtr transfer) {
+  if (stages_) stage(*transfer);
   auto place = queue_.end();
   if (limits_.backward_first && transfer->key.direction == Direction::backward) {
     const auto may_overtake = [](const TransferPtr& other) { return other->key.direction != Direction::backward; };
@@ -37,9 +41,14 @@ bool Sender::is_at_limit() {
 
 bool Sender::pump(LinkCounters& counters, const std::function<void()>& wake_reader) {
   std::size_t written_nbytes = 0;
-  while (!queue_.empty() && ring_ && written_nbytes < kNbytesPerPump) {
+  due_ns_ = INT64_MAX;
+  while (!queue_.empty() && ring_ && !wants_slots() && written_nbytes < kNbytesPerPump) {
     if (is_at_limit()) break;
     const TransferPtr transfer = queue_.front();
+    if (!transfer->staged.is_ready()) {
+      due_ns_ = now_ns() + kStagingPeriodNs;
+      break;
+    }
     const std::size_t nbytes = write_record(*transfer);
     if (nbytes == 0) break;
     wake_reader();
@@ -57,7 +66,9 @@ void Sender::end_message(LinkCounters& counters) {
   counters.payload_nbytes_sent += transfer->payload;
   counters.wire_nbytes_sent += transfer->wire;
   if (limits_.max_messages > 0) message_ends_.push_back(ring_->published());
-  if (limits_.is_strict && !is_accepted_ && !transfer->is_done()) {
+  const auto in_slots = [this](const SendPart& part) { return is_in_slots(part); };
+  if (std::any_of(transfer->to_send.begin(), transfer->to_send.end(), in_slots)) transfer->set_event(slots_->record());
+  if (limits_.is_strict && !is_accepted_ && !transfer->has_ended()) {
     not_accepted_.emplace(first_seq_, transfer);
   } else {
     transfer->finish();
@@ -74,7 +85,10 @@ std::size_t Sender::write_record(TransferState& transfer) {
     header_nbytes = header.nbytes();
   }
   const std::size_t nbytes = chunk_nbytes(part);
-  std::byte* out = ring_->reserve(header_nbytes + nbytes);
+  const bool in_slots = is_in_slots(part) && nbytes > 0;
+  if (in_slots && !has_slot_room(nbytes)) return 0;
+  const std::size_t record_nbytes = header_nbytes + (in_slots ? kSlotNoteNbytes : nbytes);
+  std::byte* out = ring_->reserve(record_nbytes);
   if (out == nullptr) return 0;
   if (!is_part_begun_) {
     write_header(header, out);
@@ -86,13 +100,75 @@ std::size_t Sender::write_record(TransferState& transfer) {
     is_part_begun_ = true;
     transfer.payload += header.payload_nbytes;
   }
-  write_chunk(part, out + header_nbytes, nbytes);
-  const RecordInfo info = stamp(header_nbytes + nbytes);
+  in_slots ? put_chunk(transfer, out + header_nbytes, nbytes) : write_chunk(part, out + header_nbytes, nbytes);
+  RecordInfo info = stamp(header_nbytes + nbytes);
+  info.nbytes = static_cast<std::uint32_t>(record_nbytes);
   if (transfer.clock.started_ns == 0) transfer.clock.started_ns = info.sent_ns;
   transfer.wire += header_nbytes + nbytes;
   if (chunk_nbytes(part) == 0) next_part();
   ring_->publish(info);
   return info.nbytes;
+}
+
+// Of the peer's memory: what its host has not promised to take is not waited for on the device.
+bool Sender::has_slot_room(std::size_t nbytes) {
+  if (slots_->has_room(nbytes)) return true;
+  ring_->want_ring();
+  return slots_->has_room(nbytes);
+}
+
+void Sender::put_chunk(const TransferState& transfer, std::byte* out, std::size_t nbytes) {
+  const SendPart& part = transfer.to_send[part_index_];
+  slots_->stream().wait(transfer.ready);
+  const std::uint64_t end = slots_->put(nbytes, [&](Stream& stream, std::byte* slot) {
+    if (part.codec.id == CodecId::raw) {
+      stream.copy_async(slot, static_cast<const std::byte*>(part.tensor.data) + position_, nbytes);
+      position_ += nbytes;
+      return;
+    }
+    const Grid grid = grid_of(part.tensor.shape);
+    const auto begin = static_cast<std::int64_t>(position_);
+    const std::int64_t group_end = groups_that_fit(part.codec, grid, begin, kDeviceChunkNbytes);
+    encode_on(stream, {part.codec, part.tensor.dtype, grid, begin, group_end}, part.tensor.data, slot, next_seq_ - 1);
+    position_ = static_cast<std::uint64_t>(group_end);
+  });
+  std::memcpy(out, &end, sizeof(end));
+}
+
+bool Sender::wants_slots() const {
+  if (queue_.empty() || slots_ || stages_) return false;
+  const auto& parts = queue_.front()->to_send;
+  return std::any_of(parts.begin(), parts.end(), [this](const SendPart& part) { return is_in_slots(part); });
+}
+
+void Sender::set_slots(SlotOffer offer, const std::string& handle, int fd) {
+  Device& device = *place_.side()->device;
+  DeviceMemory memory = adopt_memory(device, offer.sharing, offer.nbytes, handle, fd);
+  slots_.emplace(device, ring_->slot_counters(), ring_->control_page(), std::move(memory));
+}
+
+void Sender::stage_from_now() {
+  stages_ = true;
+  for (const TransferPtr& transfer : queue_) stage(*transfer);
+}
+
+void Sender::release_slots() {
+  if (slots_) slots_->release();
+}
+
+void Sender::stage(TransferState& transfer) {
+  for (SendPart& part : transfer.to_send) {
+    if (!is_in_slots(part)) continue;
+    DeviceSide& side = *place_.side();
+    if (!staging_stream_) staging_stream_ = side.device->make_stream();
+    staging_stream_->wait(transfer.ready);
+    Block block = allocate_block(side.pinned_pool, part.tensor.nbytes());
+    staging_stream_->copy_async(block.data(), part.tensor.data, part.tensor.nbytes());
+    part.tensor.data = block.data();
+    part.tensor.device = kOnHost;
+    transfer.staging.push_back(std::move(block));
+    transfer.staged = staging_stream_->record();
+  }
 }
 
 MessageHeader Sender::make_header(const TransferState& transfer) const {
@@ -103,23 +179,30 @@ MessageHeader Sender::make_header(const TransferState& transfer) const {
   header.dtype = part.tensor.dtype;
   header.requires_grad = part.requires_grad;
   header.absent = part.absent;
+  header.in_slots = is_in_slots(part);
   header.part_index = static_cast<std::uint16_t>(part_index_);
   header.num_parts = static_cast<std::uint16_t>(transfer.to_send.size());
   header.seq = next_seq_;
   header.shape = part.tensor.shape;
   header.payload_nbytes = part.absent ? 0 : part.tensor.nbytes();
-  header.wire_nbytes = part.absent ? 0 : chunked_wire_nbytes(part.codec, part.tensor.dtype, part.tensor.shape);
+  header.wire_nbytes = part.absent ? 0
+                                   : chunked_wire_nbytes(part.codec, part.tensor.dtype, part.tensor.shape,
+                                                         header.in_slots ? kDeviceChunkNbytes : kChunkNbytes);
   return header;
 }
 
 // Bytes of the next chunk of `part`; 0 when all of it is written.
 std::size_t Sender::chunk_nbytes(const SendPart& part) const {
   if (part.absent || part.tensor.numel() == 0) return 0;
-  if (part.codec.id == CodecId::raw) return std::min<std::size_t>(kRawChunkNbytes, part.tensor.nbytes() - position_);
+  const bool in_slots = is_in_slots(part);
+  if (part.codec.id == CodecId::raw) {
+    return std::min<std::size_t>(in_slots ? kDeviceChunkNbytes : kRawChunkNbytes, part.tensor.nbytes() - position_);
+  }
   const Grid grid = grid_of(part.tensor.shape);
   const auto begin = static_cast<std::int64_t>(position_);
   if (begin >= num_groups(part.codec, grid)) return 0;
-  return wire_nbytes(part.codec, grid, begin, groups_that_fit(part.codec, grid, begin, kChunkNbytes));
+  const std::size_t most = in_slots ? kDeviceChunkNbytes : kChunkNbytes;
+  return wire_nbytes(part.codec, grid, begin, groups_that_fit(part.codec, grid, begin, most));
 }
 
 void Sender::write_chunk(const SendPart& part, std::byte* out, std::size_t nbytes) {

@@ -6,19 +6,34 @@
 #include <map>
 #include <optional>
 
+#include "transport/device_side.h"
 #include "transport/header.h"
 #include "transport/ring.h"
+#include "transport/slots.h"
 #include "transport/transfer.h"
 
 namespace pipecomm {
 
 class Sender {
  public:
-  Sender(LinkEmulation emulation, const FlowLimits& limits) : emulation_(emulation), limits_(limits) {}
+  // Without slots, tensors of a device cross as tensors of the host, to which they are copied first.
+  Sender(LinkEmulation emulation, const FlowLimits& limits, const DevicePlace& place, bool has_slots)
+      : emulation_(emulation), limits_(limits), place_(place), stages_(!has_slots) {}
 
   void post(TransferPtr transfer);
   bool wants_ring() const { return !queue_.empty() && !ring_; }
   void set_ring(RingWriter ring) { ring_.emplace(std::move(ring)); }
+  // The first message has tensors on a device, and there are no slots for them.
+  bool wants_slots() const;
+  // Memory that the peer shares. Throws a transport or CUDA error where it cannot be mapped.
+  void set_slots(SlotOffer offer, const std::string& handle, int fd);
+  // There will be no slots.
+  void stage_from_now();
+  // The peer is gone: the device waits for nothing of it any more.
+  void release_slots();
+  // Nothing enqueued on the device is left to be done.
+  bool is_idle() const { return !slots_ || slots_->is_idle(); }
+  std::int64_t due_ns() const { return due_ns_; }
   // The pending messages, a line each.
   std::string describe() const;
   std::size_t num_queued() const { return queue_.size(); }
@@ -37,6 +52,11 @@ class Sender {
  private:
   // Bytes of the record; 0 when there is no credit.
   std::size_t write_record(TransferState& transfer);
+  bool has_slot_room(std::size_t nbytes);
+  // The chunk goes into slots; the record at `out` tells where they end.
+  void put_chunk(const TransferState& transfer, std::byte* out, std::size_t nbytes);
+  void stage(TransferState& transfer);
+  bool is_in_slots(const SendPart& part) const { return part.tensor.device != kOnHost && !part.absent; }
   MessageHeader make_header(const TransferState& transfer) const;
   std::size_t chunk_nbytes(const SendPart& part) const;
   void write_chunk(const SendPart& part, std::byte* out, std::size_t nbytes);
@@ -48,10 +68,15 @@ class Sender {
 
   const LinkEmulation emulation_;
   const FlowLimits& limits_;
+  const DevicePlace& place_;
+  bool stages_;
   std::deque<TransferPtr> queue_;
   std::deque<std::uint64_t> message_ends_;             // in the ring, of messages not yet taken; only with a limit
   std::map<std::uint64_t, TransferPtr> not_accepted_;  // written, by number; only in strict mode
   std::optional<RingWriter> ring_;
+  std::optional<SlotWriter> slots_;  // after ring_, whose counters it uses
+  std::shared_ptr<Stream> staging_stream_;
+  std::int64_t due_ns_ = INT64_MAX;
   // Where the first message of the queue stands.
   std::size_t part_index_ = 0;
   bool is_part_begun_ = false;
@@ -72,6 +97,7 @@ void Sender::fail_if(Predicate&& predicate, const Error& error, bool forget) {
       kept.push_back(transfer);
       continue;
     }
+    if (slots_ && i == 0 && has_begun() && forget) transfer->set_event(slots_->record());
     transfer->fail(error);
     if (goes_on) {
       kept.push_back(transfer);

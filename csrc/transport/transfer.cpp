@@ -13,31 +13,47 @@ TransferState::TransferState(int peer, MessageKey message_key, bool sends, Cance
   clock.posted_ns = now_ns();
 }
 
-std::optional<Error> TransferState::error() const { return is_done() ? error_ : std::nullopt; }
+std::optional<Error> TransferState::error() const {
+  if (!is_done()) return std::nullopt;
+  return has_late_error_.load(std::memory_order_acquire) ? late_error_ : error_;
+}
 
 void TransferState::finish() {
-  if (is_done()) return;
+  if (has_ended()) return;
   error_ = complaint;
   clock.done_ns = now_ns();
   if (!is_send) release();
-  is_done_.store(true, std::memory_order_release);
+  has_ended_.store(true, std::memory_order_release);
   Progress::instance().count_open(-1);
   Progress::instance().kick();
 }
 
 void TransferState::fail(const Error& error) {
-  if (is_done()) return;
+  if (has_ended()) return;
   complaint = error;
   finish();
 }
 
+void TransferState::set_event(const Event& event) {
+  last_use_ = event;
+  if (!has_ended()) event_ = event;
+}
+
+void TransferState::fail_late(const Error& error) {
+  if (has_late_error_.load()) return;
+  late_error_ = error;
+  has_late_error_.store(true, std::memory_order_release);
+}
+
 void TransferState::release() {
+  if (!last_use_.is_ready()) return Progress::instance().release_later(shared_from_this());
+  for (Block& block : staging) block.reset();
   Progress::instance().drop_later(std::move(keepalive));
   has_left_.store(true, std::memory_order_release);
 }
 
 void TransferState::wait(Nanoseconds timeout, const InterruptCheck& interrupt) {
-  const auto done = [this] { return is_done(); };
+  const auto done = [this] { return has_ended(); };
   if (!done()) {
     const std::int64_t start = now_ns();
     const bool is_limited = timeout.count() >= 0 && timeout < std::chrono::hours(24 * 365);
@@ -54,6 +70,8 @@ void TransferState::wait(Nanoseconds timeout, const InterruptCheck& interrupt) {
     }
   }
   if (error_) throw Error(*error_);
+  if (waits_on_host) event_.wait();
+  if (has_late_error_.load(std::memory_order_acquire)) throw Error(*late_error_);
 }
 
 std::string describe_key(const MessageKey& key) {

@@ -18,7 +18,7 @@ class TransferState final : public Transfer, public std::enable_shared_from_this
 
   TransferState(int peer, MessageKey key, bool is_send, Cancel cancel);
 
-  bool is_done() const override { return is_done_.load(std::memory_order_acquire); }
+  bool is_done() const override { return has_ended() && event_.is_ready(); }
   bool has_left() const override { return has_left_.load(std::memory_order_acquire); }
   std::optional<Error> error() const override;
   void wait(Nanoseconds timeout, const InterruptCheck& interrupt) override;
@@ -27,19 +27,33 @@ class TransferState final : public Transfer, public std::enable_shared_from_this
   std::size_t payload_nbytes() const override { return payload; }
   std::size_t wire_nbytes() const override { return wire; }
   TransferTimes times() const override { return clock; }
+  Event event() const override { return event_; }
+  // Nothing more is to be done for it on this host.
+  bool has_ended() const { return has_ended_.load(std::memory_order_acquire); }
 
   // The rest is for those who move it, under the progress lock.
   void finish();
   void fail(const Error& error);
-  // The tensors are let go: nobody reads or writes them any more. finish() and fail() do so for a receive.
+  // The tensors are let go: nobody reads or writes them any more, at the latest once what a stream still does to them
+  // is done. finish() and fail() do so for a receive.
   void release();
+  // A stream reads or writes the tensors until then.
+  void set_event(const Event& event);
+  const Event& last_use() const { return last_use_; }
+  // What was enqueued for it will not be what it should: its peer died.
+  void fail_late(const Error& error);
   void set_peer(int peer) { peer_.store(peer); }
 
   const MessageKey key;
   const bool is_send;
+  const void* owner = nullptr;  // the communicator
   std::vector<SendPart> to_send;
   std::vector<TensorView> targets;
   bool has_targets = false;
+  Event ready;                 // the tensors are not touched before
+  Event staged;                // a send's tensors have been copied to the host
+  std::vector<Block> staging;  // where to
+  bool waits_on_host = false;  // wait() returns when event() is reached
   std::vector<ReceivedPart> received;
   std::shared_ptr<void> keepalive;
   std::size_t payload = 0;
@@ -50,9 +64,13 @@ class TransferState final : public Transfer, public std::enable_shared_from_this
 
  private:
   std::atomic<int> peer_;
-  std::atomic<bool> is_done_{false};
+  std::atomic<bool> has_ended_{false};
   std::atomic<bool> has_left_{false};
-  std::optional<Error> error_;  // written before is_done_
+  std::optional<Error> error_;  // written before has_ended_
+  Event event_;                 // likewise
+  Event last_use_;
+  std::atomic<bool> has_late_error_{false};
+  std::optional<Error> late_error_;  // written before has_late_error_
   const Cancel cancel_;
 };
 

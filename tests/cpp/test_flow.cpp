@@ -72,12 +72,13 @@ TEST(no_more_bytes_are_in_flight_than_allowed) {
   CommunicatorOptions options;
   options.limits.max_nbytes = 1 << 20;
   auto ranks = connect_all(2, options);
-  Floats half(120000), got(half.size());
+  Floats half(in_slots() ? 960000 : 120000), got(half.size());
   auto first = post_send(ranks[0], 1, half), second = post_send(ranks[0], 1, half),
        third = post_send(ranks[0], 1, half);
   second->wait(10s);
   CHECK_ERROR(ErrorKind::link_timeout, "", third->wait(50ms));
-  for (int i = 0; i < 3; ++i) post_receive(ranks[1], 0, got)->wait(10s);
+  // On the host the third had begun; in slots it had not, and is withdrawn.
+  for (int i = 0; i < (in_slots() ? 2 : 3); ++i) post_receive(ranks[1], 0, got)->wait(10s);
   options.limits.max_nbytes = 1000;
   auto listener = make_listener();
   CHECK_ERROR(ErrorKind::config, "1000 bytes", listener->connect(0, {listener->address()}, options, 10s));

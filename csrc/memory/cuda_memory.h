@@ -1,0 +1,13 @@
+// The CUDA half of device_memory.h; only built where nvcc is. Compiles; not yet run on a GPU.
+#pragma once
+
+#include "memory/device_memory.h"
+
+namespace pipecomm {
+
+DeviceMemory share_cuda_memory(int device_index, Sharing sharing, std::size_t nbytes);
+DeviceMemory adopt_cuda_memory(int device_index, Sharing sharing, std::size_t nbytes, const std::string& handle,
+                               int fd);
+DeviceMemory allocate_cuda_memory(int device_index, std::size_t nbytes);
+
+}  // namespace pipecomm

@@ -1,0 +1,46 @@
+// A device's memory: of this process alone, pinned on the host, or such that two processes map it, one copying into
+// what the other owns.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/api.h"
+#include "device/device.h"
+#include "memory/pool.h"
+
+namespace pipecomm {
+
+// How another process gets at the memory. Part of the control messages: append, never renumber.
+enum class Sharing : std::uint8_t {
+  none = 0,
+  descriptor = 1,  // a file descriptor: memfd, or cuMemCreate's export
+  handle = 2,      // the 64 bytes of cudaIpcGetMemHandle
+};
+
+// Freed with the last copy of `owner`.
+struct DeviceMemory {
+  std::byte* data = nullptr;
+  std::size_t nbytes = 0;
+  int fd = -1;         // with Sharing::descriptor; belongs to the owner
+  std::string handle;  // with Sharing::handle
+  std::shared_ptr<void> owner;
+};
+
+// Ways to share, best first; which of them works for two devices is found out by trying.
+PC_API std::vector<Sharing> sharings_of(const Device& device);
+// Memory of this process for one other to adopt; at least `nbytes`. Throws a pool exhausted or CUDA error.
+PC_API DeviceMemory share_memory(Device& device, Sharing sharing, std::size_t nbytes);
+// Maps what another process shares. Takes `fd` (or -1) over, also when it throws: a transport or CUDA error.
+PC_API DeviceMemory adopt_memory(Device& device, Sharing sharing, std::size_t nbytes, const std::string& handle,
+                                 int fd);
+
+// A pool of the device's memory; Block::reset(event) gives back what its streams still use.
+PC_API std::shared_ptr<Pool> make_device_pool(std::shared_ptr<Device> device);
+// A pool of host memory that the device copies from and to asynchronously.
+PC_API std::shared_ptr<Pool> make_pinned_pool(std::shared_ptr<Device> device);
+
+}  // namespace pipecomm

@@ -1,0 +1,30 @@
+// Opens a communicator's device once.
+#include "transport/device_side.h"
+
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+
+namespace pipecomm {
+
+DevicePlace::DevicePlace(std::shared_ptr<Device> stand_in, const std::shared_ptr<Pool>& host_pool)
+    : stand_in_(std::move(stand_in)) {
+  if (stand_in_) side_.store(new DeviceSide(stand_in_, host_pool ? host_pool : make_device_pool(stand_in_)));
+}
+
+DeviceSide& DevicePlace::open(int device_index) {
+  const std::lock_guard lock(mutex_);
+  if (side_.load() == nullptr) {
+    auto device = make_cuda_device(device_index);
+    side_.store(new DeviceSide(device, make_device_pool(device)));
+  }
+  DeviceSide& side = *side_.load();
+  if (side.device->index() == device_index) return side;
+  throw Error(ErrorKind::tensor, "expected a tensor on " + side.device->name() +
+                                     ", as the first one of this group; got " + "one on device " +
+                                     std::to_string(device_index) +
+                                     "; move it there, or make a process group for each device");
+}
+
+}  // namespace pipecomm

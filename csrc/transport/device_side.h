@@ -1,0 +1,42 @@
+// The device of a communicator's tensors: found out from the first one, with pools of its memory.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include "device/device.h"
+#include "memory/device_memory.h"
+
+namespace pipecomm {
+
+struct DeviceSide {
+  DeviceSide(std::shared_ptr<Device> of, std::shared_ptr<Pool> memory)
+      : device(std::move(of)), pool(std::move(memory)), pinned_pool(make_pinned_pool(device)) {}
+
+  const std::shared_ptr<Device> device;
+  const std::shared_ptr<Pool> pool;         // for messages without a target
+  const std::shared_ptr<Pool> pinned_pool;  // for tensors on their way through the host
+};
+
+class DevicePlace {
+ public:
+  // With a stand-in, tensors of the host count as its tensors, and `host_pool` as its memory.
+  DevicePlace(std::shared_ptr<Device> stand_in, const std::shared_ptr<Pool>& host_pool);
+  DevicePlace(const DevicePlace&) = delete;
+  DevicePlace& operator=(const DevicePlace&) = delete;
+  ~DevicePlace() { delete side_.load(); }
+
+  // Any thread. Throws a tensor error where an earlier tensor was on another device; a not built or CUDA error.
+  DeviceSide& open(int device_index);
+  // nullptr before the first open().
+  DeviceSide* side() const { return side_.load(); }
+  bool has_stand_in() const { return stand_in_ != nullptr; }
+
+ private:
+  const std::shared_ptr<Device> stand_in_;
+  std::mutex mutex_;
+  std::atomic<DeviceSide*> side_{nullptr};
+};
+
+}  // namespace pipecomm

@@ -1,0 +1,107 @@
+// One direction of a link between two devices: memory of the receiver's device that both ranks map, cut into slots of
+// any length, and a stream at each end that fills or empties them. Used under the progress lock.
+//
+//   writer's stream: wait for credit -> copy or encode into the slot -> set `written`
+//   reader's stream: wait for `written` -> copy or decode out of it -> set `taken`
+//
+// Positions are bytes that only grow, as in ring.h. A stream is only ever made to wait for what the peer has enqueued
+// already: the writer's for slots up to `promised`, the reader's for slots that a record in the ring has told of. So
+// however the device queues its streams, no wait stands in front of what it waits for.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "device/device.h"
+#include "memory/device_memory.h"
+
+namespace pipecomm {
+
+// In the control page of the link's ring. `written` and `taken` are set by streams, `promised` by the reader's host.
+struct SlotCounters {
+  alignas(64) Counter written;
+  alignas(64) Counter taken;
+  alignas(64) Counter promised;
+};
+
+// Bytes of slots for each byte of the link's ring; devices are faster, and have more on the way.
+inline constexpr std::size_t kSlotNbytesPerRingByte = 8;
+
+// How the receiver's memory is offered, in one number.
+struct SlotOffer {
+  Sharing sharing = Sharing::none;  // none: in no way
+  std::uint64_t nbytes = 0;
+
+  std::uint64_t packed() const { return (std::uint64_t{static_cast<std::uint8_t>(sharing)} << 56) | nbytes; }
+  static SlotOffer unpack(std::uint64_t value) {
+    return {static_cast<Sharing>(value >> 56), value & ((std::uint64_t{1} << 56) - 1)};
+  }
+};
+
+struct SlotShare {
+  SlotOffer offer;
+  std::string text;  // the handle; without an offer, why there is none
+  int fd = -1;
+};
+
+class PC_API SlotEnd {
+ public:
+  // A counter no stream waits for any more.
+  static constexpr std::uint64_t kReleased = std::uint64_t{1} << 62;
+
+  Stream& stream() { return *stream_; }
+  // The point after all that is enqueued; remembered for is_idle().
+  Event record() { return last_ = stream_->record(); }
+  bool is_idle() const { return last_.is_ready(); }
+
+ protected:
+  SlotEnd(Device& device, SlotCounters& counters, void* page, DeviceMemory memory);
+  ~SlotEnd() = default;
+  // Where a slot of `nbytes` begins that does not wrap, after the last one.
+  std::uint64_t place(std::size_t nbytes) const;
+  // Lets the stream pass its waits, whatever the peer does, until it has ended.
+  void let_go(Counter& awaited);
+
+  SlotCounters& counters_;
+  std::shared_ptr<void> registration_;
+  DeviceMemory memory_;
+  std::shared_ptr<Stream> stream_;
+  Event last_;
+  std::uint64_t end_ = 0;  // of the last slot
+};
+
+class PC_API SlotWriter : public SlotEnd {
+ public:
+  using Fill = std::function<void(Stream&, std::byte*)>;
+
+  SlotWriter(Device& device, SlotCounters& counters, void* page, DeviceMemory memory)
+      : SlotEnd(device, counters, page, std::move(memory)) {}
+  ~SlotWriter() { let_go(counters_.taken); }
+  // False while the peer has not promised to empty what lies there. Throws a transport error for counters of a
+  // damaged peer.
+  bool has_room(std::size_t nbytes) const;
+  // Enqueues one slot; gives the position of its end, which the record tells the reader.
+  std::uint64_t put(std::size_t nbytes, const Fill& fill);
+  // After the peer has gone: nothing of it is waited for any more.
+  void release() { counters_.taken.store(kReleased); }
+};
+
+class PC_API SlotReader : public SlotEnd {
+ public:
+  using Drain = std::function<void(Stream&, const std::byte*)>;
+
+  SlotReader(Device& device, SlotCounters& counters, void* page, DeviceMemory memory)
+      : SlotEnd(device, counters, page, std::move(memory)) {}
+  ~SlotReader() { let_go(counters_.written); }
+  // Enqueues the emptying of the next slot, which must end at `end`, and promises its room to the writer. `drain` may
+  // be empty: what is there is dropped. Throws a transport error for another end.
+  void take(std::size_t nbytes, std::uint64_t end, const Drain& drain);
+  // Everything that was told of has been written.
+  bool has_arrived() const { return counters_.written.load() >= end_; }
+  void release() { counters_.written.store(kReleased); }
+};
+
+}  // namespace pipecomm
