@@ -6,23 +6,22 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
-#include <map>
 #include <mutex>
-#include <thread>
 #include <utility>
 
+#include "transport/aborts.h"
 #include "transport/checks.h"
+#include "transport/endings.h"
 #include "transport/link.h"
 #include "transport/listener.h"
 #include "transport/progress.h"
+#include "transport/transfer_errors.h"
 
 namespace pipecomm {
 namespace {
 
 // Copying this much takes the posting thread less time than waking another one.
 constexpr std::size_t kSmallNbytes = std::size_t{32} << 10;
-// close() waits this long for a device to write what was sent.
-constexpr std::int64_t kFinishSlotsNs = 5'000'000'000;
 
 class CommunicatorImpl final : public Communicator,
                                public Pollable,
@@ -58,7 +57,7 @@ class CommunicatorImpl final : public Communicator,
     }
     for (SendPart& part : parts) {
       check_part(part, where());
-      if (!part.absent) find_device(part.tensor);
+      if (!part.absent) place_.locate(part.tensor);
     }
     auto transfer = make_transfer(peer, key, true, ready);
     transfer->to_send = std::move(parts);
@@ -73,7 +72,7 @@ class CommunicatorImpl final : public Communicator,
     if (peer != kAnySource) check_peer(peer, "receive from");
     auto transfer = make_transfer(peer, key, false, ready);
     for (TensorView& target : targets) {
-      find_device(target);
+      place_.locate(target);
       transfer->waits_on_host |= target.device == kOnHost;
     }
     transfer->has_targets = !targets.empty();
@@ -97,8 +96,7 @@ class CommunicatorImpl final : public Communicator,
         if (link.receiver().is_current(is_old)) link.receiver().fail_current(error);
         link.sender().fail_if(is_old, error, false);
       });
-      const std::lock_guard lock(aborts_mutex_);
-      std::erase_if(aborts_, [&](const auto& item) { return item.first < epoch; });
+      aborts_.forget_before(epoch);
     });
   }
 
@@ -110,17 +108,13 @@ class CommunicatorImpl final : public Communicator,
     });
   }
 
-  std::optional<std::string> aborted(std::uint32_t epoch) const override {
-    const std::lock_guard lock(aborts_mutex_);
-    const auto item = aborts_.find(epoch);
-    return item == aborts_.end() ? std::nullopt : std::optional(item->second);
-  }
+  std::optional<std::string> aborted(std::uint32_t epoch) const override { return aborts_.text(epoch); }
 
   void set_fail_together(bool value) override { fails_together_.store(value); }
 
   void close() override {
     if (owner_pid_ != ::getpid() || is_closed_.exchange(true)) return;
-    finish_slots();
+    finish_slots(links_);
     Progress::instance().exclusively([&] {
       take_submitted();
       end_all(closed_error(), true);
@@ -217,23 +211,6 @@ class CommunicatorImpl final : public Communicator,
     return transfer;
   }
 
-  void find_device(TensorView& tensor) {
-    if (place_.has_stand_in()) tensor.device = place_.side()->device->index();
-    if (tensor.device != kOnHost) place_.open(tensor.device);
-  }
-
-  // What was sent still gets into the peers' slots: their devices wait for it.
-  void finish_slots() {
-    const std::int64_t deadline = now_ns() + kFinishSlotsNs;
-    bool is_idle = false;
-    while (!is_idle && now_ns() < deadline) {
-      is_idle = true;
-      Progress::instance().exclusively(
-          [&] { for_each_link([&](Link& link) { is_idle &= link.gone() || link.sender().is_idle(); }); });
-      if (!is_idle) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-  }
-
   // A small message leaves at once if it can, so that nobody has to be woken for it.
   void submit(const TransferPtr& transfer) {
     Progress& progress = Progress::instance();
@@ -244,22 +221,14 @@ class CommunicatorImpl final : public Communicator,
     }
     if (is_closed_) return progress.exclusively([this] { take_submitted(); });
     bool needs_nobody = false;
-    if (is_small(*transfer)) {
+    // Enqueuing on a device takes no time, whatever the size.
+    if (transfer->host_nbytes() <= kSmallNbytes && (transfer->is_send || transfer->has_targets)) {
       progress.exclusively_if_free([&] {
         take_submitted();
         needs_nobody = transfer->is_send ? send_at_once(*transfer) : has_nothing_from(transfer->peer());
       });
     }
     if (!needs_nobody) progress.kick();
-  }
-
-  static bool is_small(const TransferState& transfer) {
-    std::size_t nbytes = 0;
-    // Enqueuing takes no time, whatever the size.
-    const auto add = [&](const TensorView& tensor) { nbytes += tensor.device == kOnHost ? tensor.nbytes() : 0; };
-    for (const SendPart& part : transfer.to_send) add(part.tensor);
-    for (const TensorView& target : transfer.targets) add(target);
-    return nbytes <= kSmallNbytes && (transfer.is_send || transfer.has_targets);
   }
 
   bool send_at_once(const TransferState& transfer) {
@@ -325,8 +294,10 @@ class CommunicatorImpl final : public Communicator,
     Progress::instance().exclusively([&] {
       take_submitted();
       if (transfer->has_ended()) return;
-      const Error full =
-          error.kind() == ErrorKind::link_timeout ? timeout_error(error, *transfer) : explain(error, *transfer);
+      const int peer = transfer->peer();
+      const Link* its_link = peer == kAnySource ? nullptr : links_[static_cast<std::size_t>(peer)].get();
+      const Error full = error.kind() == ErrorKind::link_timeout ? timeout_error(error, *transfer, its_link, where())
+                                                                 : explain(error, *transfer);
       if (!transfer->is_send && !inbox_.withdraw(transfer)) {
         for_each_link([&](Link& link) { link.receiver().detach(transfer); });
       }
@@ -335,40 +306,19 @@ class CommunicatorImpl final : public Communicator,
     });
   }
 
-  Error timeout_error(const Error& waited, const TransferState& transfer) const {
-    const int peer = transfer.peer();
-    std::string text = waited.what();
-    text += transfer.is_send     ? " for rank " + std::to_string(peer) + " to take a message"
-            : peer == kAnySource ? " for a message from any rank"
-                                 : " for a message from rank " + std::to_string(peer);
-    text += " (" + describe_key(transfer.key) + "): " + describe_tensors(transfer) + where();
-    const Link* link = peer == kAnySource ? nullptr : links_[static_cast<std::size_t>(peer)].get();
-    if (link != nullptr) text += "; " + link->last_activity();
-    if (link != nullptr && link->is_blocked()) text += ", one that nobody asks for lies in front";
-    return Error(ErrorKind::link_timeout, text + "; check what that rank does, or raise the timeout");
-  }
-
   Error explain(const Error& cause, const TransferState& transfer) const {
-    return Error(cause.kind(), std::string(cause.what()) + "; " + (transfer.is_send ? "sending " : "receiving ") +
-                                   describe_tensors(transfer) + " (" + describe_key(transfer.key) + ")" + where());
+    return transfer_error(cause, transfer, where());
   }
 
   void note_abort(std::uint32_t epoch, const std::string& text) {
-    {
-      const std::lock_guard lock(aborts_mutex_);
-      if (epoch < inbox_.epoch() || !aborts_.emplace(epoch, text).second) return;
-    }
+    if (epoch < inbox_.epoch() || !aborts_.add(epoch, text)) return;
     const Error error(ErrorKind::stage_failed, text);
     fail_matching([&](const TransferState& transfer) { return transfer.key.epoch == epoch; }, error, false);
   }
 
   template <typename Predicate>
   void fail_matching(const Predicate& predicate, const Error& error, bool forget) {
-    for (const auto& receive : inbox_.take_if(predicate)) receive->fail(error);
-    for_each_link([&](Link& link) {
-      if (link.receiver().is_current(predicate)) link.receiver().fail_current(error);
-      link.sender().fail_if(predicate, error, forget);
-    });
+    fail_transfers(inbox_, links_, predicate, error, forget);
   }
 
   void end_all(const Error& error, bool forget) {
@@ -390,31 +340,15 @@ class CommunicatorImpl final : public Communicator,
       end_all(error, false);
     }
     for (const auto& receive :
-         inbox_.take_if([&](const TransferState& item) { return waits_for(item, link.peer()); })) {
+         inbox_.take_if([&](const TransferState& item) { return waits_for(item, link.peer(), links_); })) {
       receive->fail(explain(cause, *receive));
     }
     link.sender().fail_if([](const TransferState&) { return true; },
                           Error(cause.kind(), std::string(cause.what()) + where()), true);
-    if (!link.receiver().has_arrived()) fail_enqueued(link.peer(), cause);
+    if (!link.receiver().has_arrived()) {
+      fail_enqueued(this, link.peer(), [&](const TransferState& transfer) { return explain(cause, transfer); });
+    }
     link.release_slots();
-  }
-
-  // Receives whose bytes the peer had told of and has not written.
-  void fail_enqueued(int peer, const Error& cause) {
-    for (const TransferPtr& transfer : Progress::instance().draining()) {
-      if (transfer->owner == this && !transfer->is_send && transfer->peer() == peer) {
-        transfer->fail_late(explain(cause, *transfer));
-      }
-    }
-  }
-
-  // A receive from anybody waits for whoever is left.
-  bool waits_for(const TransferState& receive, int gone_peer) const {
-    if (receive.peer() != kAnySource) return receive.peer() == gone_peer;
-    for (const auto& link : links_) {
-      if (link && (!link->gone() || !link->receiver().is_drained())) return false;
-    }
-    return true;
   }
 
   const CommunicatorOptions options_;
@@ -428,14 +362,13 @@ class CommunicatorImpl final : public Communicator,
   std::mutex submitted_mutex_;
   std::vector<TransferPtr> submitted_;  // guarded by submitted_mutex_
 
-  mutable std::mutex aborts_mutex_;
-  std::map<std::uint32_t, std::string> aborts_;  // guarded by aborts_mutex_; the first text of an epoch counts
+  AbortLog aborts_;
 
   DevicePlace place_;
 
   // The rest is guarded by the progress lock.
   Inbox inbox_;
-  std::vector<std::unique_ptr<Link>> links_;
+  Links links_;
   std::optional<Error> lost_together_;
   bool looks_for_losses_ = false;
 };

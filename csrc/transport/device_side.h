@@ -7,6 +7,7 @@
 
 #include "device/device.h"
 #include "memory/device_memory.h"
+#include "transport/message.h"
 
 namespace pipecomm {
 
@@ -29,6 +30,11 @@ class DevicePlace {
 
   // Any thread. Throws a tensor error where an earlier tensor was on another device; a not built or CUDA error.
   DeviceSide& open(int device_index);
+  // Says where the tensor lies, and opens its device.
+  void locate(TensorView& tensor) {
+    if (has_stand_in()) tensor.device = stand_in_->index();
+    if (tensor.device != kOnHost) open(tensor.device);
+  }
   // nullptr before the first open().
   DeviceSide* side() const { return side_.load(); }
   bool has_stand_in() const { return stand_in_ != nullptr; }

@@ -34,6 +34,14 @@ void TransferState::fail(const Error& error) {
   finish();
 }
 
+std::size_t TransferState::host_nbytes() const {
+  std::size_t nbytes = 0;
+  const auto add = [&](const TensorView& tensor) { nbytes += tensor.device == kOnHost ? tensor.nbytes() : 0; };
+  for (const SendPart& part : to_send) add(part.tensor);
+  for (const TensorView& target : targets) add(target);
+  return nbytes;
+}
+
 void TransferState::set_event(const Event& event) {
   last_use_ = event;
   if (!has_ended()) event_ = event;

@@ -31,6 +31,9 @@ class TransferState final : public Transfer, public std::enable_shared_from_this
   // Nothing more is to be done for it on this host.
   bool has_ended() const { return has_ended_.load(std::memory_order_acquire); }
 
+  // Of the tensors given that lie on the host.
+  std::size_t host_nbytes() const;
+
   // The rest is for those who move it, under the progress lock.
   void finish();
   void fail(const Error& error);

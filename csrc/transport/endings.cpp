@@ -1,0 +1,44 @@
+// Receives that wait for a gone peer, and devices that are not done.
+#include "transport/endings.h"
+
+#include <chrono>
+#include <thread>
+
+#include "transport/progress.h"
+
+namespace pipecomm {
+namespace {
+
+constexpr std::int64_t kFinishSlotsNs = 5'000'000'000;
+
+}  // namespace
+
+bool waits_for(const TransferState& receive, int gone_peer, const Links& links) {
+  if (receive.peer() != kAnySource) return receive.peer() == gone_peer;
+  for (const auto& link : links) {
+    if (link && (!link->gone() || !link->receiver().is_drained())) return false;
+  }
+  return true;
+}
+
+void fail_enqueued(const void* owner, int peer, const std::function<Error(const TransferState&)>& explain) {
+  for (const TransferPtr& transfer : Progress::instance().draining()) {
+    if (transfer->owner == owner && !transfer->is_send && transfer->peer() == peer) {
+      transfer->fail_late(explain(*transfer));
+    }
+  }
+}
+
+void finish_slots(const Links& links) {
+  const auto are_idle = [&] {
+    bool result = true;
+    Progress::instance().exclusively([&] {
+      for (const auto& link : links) result &= !link || link->gone() || link->sender().is_idle();
+    });
+    return result;
+  };
+  const std::int64_t deadline = now_ns() + kFinishSlotsNs;
+  while (!are_idle() && now_ns() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+}  // namespace pipecomm

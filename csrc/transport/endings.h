@@ -1,0 +1,32 @@
+// How transfers of a communicator end before, or after, their time. Under the progress lock, but finish_slots().
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "transport/link.h"
+
+namespace pipecomm {
+
+using Links = std::vector<std::unique_ptr<Link>>;  // by rank; none for this one
+
+// Ends what has not ended and answers the predicate; with `forget`, also what is half way out.
+template <typename Predicate>
+void fail_transfers(Inbox& inbox, const Links& links, const Predicate& predicate, const Error& error, bool forget) {
+  for (const auto& receive : inbox.take_if(predicate)) receive->fail(error);
+  for (const auto& link : links) {
+    if (!link) continue;
+    if (link->receiver().is_current(predicate)) link->receiver().fail_current(error);
+    link->sender().fail_if(predicate, error, forget);
+  }
+}
+
+// A receive that nobody can answer any more, now that this peer is gone. One from anybody waits for whoever is left.
+bool waits_for(const TransferState& receive, int gone_peer, const Links& links);
+// Receives of a communicator whose bytes the peer had told of and has not written.
+void fail_enqueued(const void* owner, int peer, const std::function<Error(const TransferState&)>& explain);
+// Returns when the device has written what was sent, for which the peers' devices wait; or after 5 s. Takes the lock.
+void finish_slots(const Links& links);
+
+}  // namespace pipecomm

@@ -1,0 +1,15 @@
+// What a failed transfer says: what it waited for, how long, where, and what to do.
+#pragma once
+
+#include <string>
+
+#include "transport/link.h"
+
+namespace pipecomm {
+
+// `cause`, for this transfer; `where` is "; where: rank ...".
+Error transfer_error(const Error& cause, const TransferState& transfer, const std::string& where);
+// `waited` tells how long; `link` is that of the peer, nullptr for any source.
+Error timeout_error(const Error& waited, const TransferState& transfer, const Link* link, const std::string& where);
+
+}  // namespace pipecomm
