@@ -120,7 +120,7 @@ void register_communicator(py::module_& module) {
       .def("set_fail_together", &Communicator::set_fail_together)
       .def("close", [](Communicator& self) { without_gil([&] { return self.close(), 0; }); })
       .def("counters", [](Communicator& self, int peer) { return without_gil([&] { return self.counters(peer); }); })
-      .def("path", &Communicator::path, py::arg("peer"), "\"shared memory\" or \"TCP to address:port\".")
+      .def("path", &Communicator::path, py::arg("peer"), "\How bytes get there, in words.")
       .def("capsule", &to_capsule);
 }
 
@@ -137,7 +137,8 @@ void register_transport(py::module_& module) {
           "connect",
           [](Listener& self, int rank, const std::vector<std::string>& addresses, const std::string& name,
              const std::string& settings, double timeout_s, std::shared_ptr<Pool> pool, double emulated_bytes_per_s,
-             double emulated_latency_s, std::size_t max_inflight, std::size_t max_inflight_nbytes, bool strict) {
+             double emulated_latency_s, std::size_t max_inflight, std::size_t max_inflight_nbytes, bool strict,
+             bool stand_in) {
             CommunicatorOptions options;
             options.name = name;
             options.settings = settings;
@@ -146,13 +147,14 @@ void register_transport(py::module_& module) {
             options.limits.max_messages = max_inflight;
             if (max_inflight_nbytes > 0) options.limits.max_nbytes = max_inflight_nbytes;
             options.limits.is_strict = strict;
+            if (stand_in) options.stand_in = make_host_device();
             return without_gil(
                 [&] { return self.connect(rank, addresses, options, from_seconds(timeout_s), check_signals); });
           },
           py::arg("rank"), py::arg("addresses"), py::kw_only(), py::arg("name") = "", py::arg("settings") = "",
           py::arg("timeout_s") = 300.0, py::arg("pool") = nullptr, py::arg("emulated_bytes_per_s") = 0.0,
           py::arg("emulated_latency_s") = 0.0, py::arg("max_inflight") = 0, py::arg("max_inflight_nbytes") = 0,
-          py::arg("strict") = false);
+          py::arg("strict") = false, py::arg("stand_in") = false);
   module.def(
       "hang_report",
       [](int pid, double timeout_s) {

@@ -53,8 +53,9 @@ class PipecommBackend : public CollectivesByInner {
     SendPart part;
     part.tensor = flat_unless_covered(view_to_send(tensor));
     if (rule_.covers(part.tensor)) part.codec = peer > getRank() ? rule_.to_higher : rule_.to_lower;
-    auto transfer = communicator_->send(peer, key_of(tag), {std::move(part)}, keepalive(tensor));
-    return make_work(c10d::OpType::SEND, std::move(transfer), {});
+    auto transfer =
+        communicator_->send(peer, key_of(tag), {std::move(part)}, keepalive(tensor), ready_of(*communicator_, tensor));
+    return make_work(c10d::OpType::SEND, std::move(transfer), {}, device_index_of(tensor));
   }
 
   WorkPtr recv(Tensors& tensors, int peer, int tag) override {
@@ -115,12 +116,13 @@ class PipecommBackend : public CollectivesByInner {
     const at::Tensor& tensor = checked_tensor(tensors, "receive into");
     check_receivable(tensor);
     TensorView target = flat_unless_covered(view_to_receive(tensor));
-    auto transfer = communicator_->receive(peer, key_of(tag), {std::move(target)}, keepalive(tensor));
-    return make_work(op_type, std::move(transfer), tensors);
+    auto transfer = communicator_->receive(peer, key_of(tag), {std::move(target)}, keepalive(tensor),
+                                           ready_of(*communicator_, tensor));
+    return make_work(op_type, std::move(transfer), tensors, device_index_of(tensor));
   }
 
-  WorkPtr make_work(c10d::OpType op_type, std::shared_ptr<Transfer> transfer, Tensors received) const {
-    return c10::make_intrusive<TransferWork>(op_type, std::move(transfer), timeout_, std::move(received));
+  WorkPtr make_work(c10d::OpType op_type, std::shared_ptr<Transfer> transfer, Tensors received, int device) const {
+    return c10::make_intrusive<TransferWork>(op_type, std::move(transfer), timeout_, std::move(received), device);
   }
 
   const std::shared_ptr<Communicator> communicator_;

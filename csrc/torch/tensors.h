@@ -11,6 +11,7 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
+#include "torch/device.h"
 #include "transport/message.h"
 
 namespace pipecomm {
@@ -72,8 +73,8 @@ inline std::string describe(const at::Tensor& tensor) {
   return text.str();
 }
 
-// The one tensor of a point-to-point call; throws unless it is a dense CPU tensor. `action` is "send" or "receive
-// into".
+// The one tensor of a point-to-point call; throws unless it is a dense CPU or CUDA tensor. `action` is "send" or
+// "receive into".
 inline const at::Tensor& checked_tensor(const std::vector<at::Tensor>& tensors, const char* action) {
   if (tensors.size() != 1) {
     throw Error(ErrorKind::tensor, std::string("expected exactly one tensor to ") + action + "; got " +
@@ -86,14 +87,9 @@ inline const at::Tensor& checked_tensor(const std::vector<at::Tensor>& tensors, 
     throw Error(ErrorKind::tensor, std::string("expected a dense tensor to ") + action + "; got layout " +
                                        layout.str() + "; call .to_dense() first");
   }
-  if (tensor.is_cuda()) {
-    throw Error(ErrorKind::not_built, std::string("expected a CPU tensor to ") + action + "; got a " +
-                                          describe(tensor) +
-                                          "; this build moves CPU tensors only: use .cpu(), or "
-                                          "init_process_group(\"cpu:pipecomm,cuda:nccl\")");
-  }
-  if (!tensor.is_cpu()) {
-    throw Error(ErrorKind::tensor, std::string("expected a CPU tensor to ") + action + "; got a " + describe(tensor));
+  if (!tensor.is_cpu() && !tensor.is_cuda()) {
+    throw Error(ErrorKind::tensor,
+                std::string("expected a CPU or CUDA tensor to ") + action + "; got a " + describe(tensor));
   }
   return tensor;
 }
@@ -122,11 +118,12 @@ inline void check_receivable(const at::Tensor& tensor) {
 
 // The transport only reads what is sent; const_data_ptr keeps lazily copied memory shared.
 inline TensorView view_to_send(const at::Tensor& tensor) {
-  return TensorView{const_cast<void*>(tensor.const_data_ptr()), dtype_of(tensor), tensor.sizes().vec()};
+  return TensorView{const_cast<void*>(tensor.const_data_ptr()), dtype_of(tensor), tensor.sizes().vec(),
+                    device_index_of(tensor)};
 }
 
 inline TensorView view_to_receive(const at::Tensor& tensor) {
-  return TensorView{tensor.mutable_data_ptr(), dtype_of(tensor), tensor.sizes().vec()};
+  return TensorView{tensor.mutable_data_ptr(), dtype_of(tensor), tensor.sizes().vec(), device_index_of(tensor)};
 }
 
 }  // namespace pipecomm

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "torch/device.h"
 #include "torch/python_lock.h"
 #include "transport/communicator.h"
 
@@ -19,12 +20,14 @@ using GroupTimeout = std::atomic<std::int64_t>;
 class TransferWork : public c10d::Work {
  public:
   TransferWork(c10d::OpType op_type, std::shared_ptr<Transfer> transfer, std::shared_ptr<const GroupTimeout> timeout,
-               std::vector<at::Tensor> received)
+               std::vector<at::Tensor> received, int device_index)
       : c10d::Work(-1, op_type),
         transfer_(std::move(transfer)),
         group_timeout_(std::move(timeout)),
-        received_(std::move(received)) {}
+        received_(std::move(received)),
+        device_index_(device_index) {}
 
+  // For a CUDA tensor, the caller's current stream then waits for the transfer, and the host only until it is enqueued.
   // 0, and the -1 that torch has for "not given", stand for the group's. Call without the interpreter lock.
   bool wait(std::chrono::milliseconds timeout) override {
     if (timeout.count() < -1) {
@@ -33,6 +36,7 @@ class TransferWork : public c10d::Work {
     }
     const std::chrono::milliseconds group_timeout(group_timeout_->load());
     transfer_->wait(timeout.count() > 0 ? timeout : group_timeout, check_signals);
+    if (device_index_ != kOnHost) transfer_->event().block(current_stream(device_index_));
     return true;
   }
 
@@ -58,6 +62,7 @@ class TransferWork : public c10d::Work {
   const std::shared_ptr<Transfer> transfer_;
   const std::shared_ptr<const GroupTimeout> group_timeout_;
   const std::vector<at::Tensor> received_;
+  const int device_index_;
 };
 
 }  // namespace pipecomm

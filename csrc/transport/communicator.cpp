@@ -131,7 +131,12 @@ class CommunicatorImpl final : public Communicator,
 
   std::string path(int peer) const override {
     const std::string endpoint = bridges_.endpoint(peer);
-    return endpoint.empty() ? "shared memory" : "TCP to " + endpoint;
+    std::string text = endpoint.empty() ? "shared memory" : "TCP to " + endpoint;
+    if (is_closed_ || place_.side() == nullptr) return text;
+    Progress::instance().exclusively([&] {
+      for_each_link([&](Link& link) { text += link.peer() == peer ? link.sender().describe_device() : ""; });
+    });
+    return text;
   }
 
   LinkCounters counters(int peer) const override {
@@ -180,7 +185,7 @@ class CommunicatorImpl final : public Communicator,
 
  private:
   template <typename Fn>
-  void for_each_link(Fn&& fn) {
+  void for_each_link(Fn&& fn) const {
     for (const auto& link : links_) {
       if (link) fn(*link);
     }

@@ -152,6 +152,11 @@ void Sender::stage_from_now() {
   for (const TransferPtr& transfer : queue_) stage(*transfer);
 }
 
+std::string Sender::describe_device() const {
+  if (slots_) return ", in slots of " + place_.side()->device->name();
+  return staging_stream_ ? ", from " + place_.side()->device->name() + " through the host" : "";
+}
+
 void Sender::release_slots() {
   if (slots_) slots_->release();
 }
@@ -168,6 +173,7 @@ void Sender::stage(TransferState& transfer) {
     part.tensor.device = kOnHost;
     transfer.staging.push_back(std::move(block));
     transfer.staged = staging_stream_->record();
+    transfer.set_event(transfer.staged);
   }
 }
 

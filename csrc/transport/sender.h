@@ -31,6 +31,8 @@ class Sender {
   void stage_from_now();
   // The peer is gone: the device waits for nothing of it any more.
   void release_slots();
+  // ", in slots of cuda:0"; empty before the first tensor of a device.
+  std::string describe_device() const;
   // Nothing enqueued on the device is left to be done.
   bool is_idle() const { return !slots_ || slots_->is_idle(); }
   std::int64_t due_ns() const { return due_ns_; }

@@ -261,4 +261,18 @@ TEST(closing_at_once_loses_nothing_that_was_sent) {
   }
 }
 
+TEST(path_tells_how_the_tensors_of_a_device_go) {
+  Floats values(4), got(4);
+  auto both = connect_all(2, on(slow_device()));
+  CHECK_EQ(both[0]->path(1), std::string("shared memory"));
+  post_send(both[0], 1, values);
+  post_receive(both[1], 0, got)->wait(10s);
+  CHECK_EQ(both[0]->path(1), std::string("shared memory, in slots of host"));
+  CHECK_EQ(both[1]->path(0), std::string("shared memory"));
+  auto one = connect_each({on(slow_device()), CommunicatorOptions{}});
+  post_send(one[0], 1, values);
+  post_receive(one[1], 0, got)->wait(10s);
+  CHECK_EQ(one[0]->path(1), std::string("shared memory, from host through the host"));
+}
+
 CHECK_MAIN()
