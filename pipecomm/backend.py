@@ -122,7 +122,7 @@ def register() -> None:
     if not dist.is_available():
         return
     if _NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu", "cuda"])
     # Imported late: not every torch is built with torch.distributed.
     from pipecomm import autoload
 

@@ -21,7 +21,7 @@ from tests.ranks import run_ranks, spawn_ranks
 _MIB = 1 << 18  # float32 values in a MiB
 
 
-def _killed_in_flight(rank: int, size: int, store_path: str) -> tuple[str, float]:
+def killed_in_flight(rank: int, size: int, store_path: str) -> tuple[str, float]:
     init(rank, size, store_path, timeout=timedelta(minutes=30))
     peers = [peer for peer in range(size) if peer != rank]
     works = [dist.irecv(torch.zeros(64 * _MIB), peer) for peer in peers]
@@ -53,7 +53,7 @@ def _wait_all(works: list[dist.Work]) -> None:
 
 
 def test_killed_peer_fails_the_others_naming_it() -> None:
-    outcomes = run_ranks(3, _killed_in_flight)
+    outcomes = run_ranks(3, killed_in_flight)
     assert outcomes[1] == ("died", -signal.SIGKILL)
     for rank in (0, 2):
         kind, value = outcomes[rank]
@@ -64,7 +64,7 @@ def test_killed_peer_fails_the_others_naming_it() -> None:
         assert seconds < 10
 
 
-def _sender_exits(rank: int, size: int, store_path: str) -> bool:
+def sender_exits(rank: int, size: int, store_path: str) -> bool:
     store = dist.FileStore(store_path + ".pid", size)
     init(rank, size, store_path)
     if rank == 0:
@@ -89,7 +89,7 @@ def _wait_for_the_end_of(pid: int) -> None:
 
 
 def test_messages_waited_for_arrive_after_the_sender_has_exited() -> None:
-    assert spawn_ranks(2, _sender_exits) == [True, True]
+    assert spawn_ranks(2, sender_exits) == [True, True]
 
 
 def _exchange(rank: int, value: float) -> None:
