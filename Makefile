@@ -52,7 +52,7 @@ fuzz: $(VENV)/tools ## Decode a million random and broken inputs under the addre
 device-check: ## Build, test and time what needs a GPU, in the environment of PYTHON
 	PIPECOMM_CUDA=on $(PYTHON) -m pip install --no-build-isolation --no-deps -e .
 	$(PYTHON) -m pytest -p no:cacheprovider tests/device
-	cd benchmarks && $(PYTHON) codec_cuda.py --json
+	cd benchmarks && $(PYTHON) codec_cuda.py --json && $(PYTHON) p2p_cuda.py --json
 
 clean: ## Remove what was built
 	rm -rf build dist out *.egg-info pipecomm/*.so $(VENV)/installed
