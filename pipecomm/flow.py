@@ -1,4 +1,4 @@
-"""How much may be on its way to one peer, and whether sends wait for their receives."""
+"""How much may be on its way to one peer or from one process, and whether sends wait for their receives."""
 
 from __future__ import annotations
 
@@ -29,13 +29,20 @@ def _flag_from_env(variable: str) -> bool:
 
 @dataclass(frozen=True)
 class FlowLimits:
-    """What each link of a process group takes before its sender has to wait. Equal on all ranks.
+    """What each link of a process group takes before its sender has to wait.
+
+    Equal on all ranks, except the two of the process.
 
     Attributes:
         max_inflight: messages that have left a rank and that its peer has not taken; 0 = as many
             as fit. Default: PIPECOMM_MAX_INFLIGHT or 0.
         max_inflight_nbytes: bytes of them (a multiple of 1 MiB): what a link's ring holds.
             Default: PIPECOMM_MAX_INFLIGHT_NBYTES or 4 MiB.
+        max_process_inflight: the same over all links and groups of the process: at this many, a
+            link that has something on its way begins no new message. 0 = no limit. Default:
+            PIPECOMM_MAX_PROCESS_INFLIGHT or 0.
+        max_process_inflight_nbytes: likewise bytes, any number; 0 = no limit. Default:
+            PIPECOMM_MAX_PROCESS_INFLIGHT_NBYTES or 0.
         strict: a send is done only when its receive is posted, at any size. For tests: an order
             of sends and receives that works only because small messages are eager then times
             out, always. Default: PIPECOMM_STRICT=1 or False.
@@ -48,9 +55,20 @@ class FlowLimits:
         default_factory=lambda: _number_from_env("PIPECOMM_MAX_INFLIGHT_NBYTES", 4 * _MIB)
     )
     strict: bool = field(default_factory=lambda: _flag_from_env("PIPECOMM_STRICT"))
+    max_process_inflight: int = field(
+        default_factory=lambda: _number_from_env("PIPECOMM_MAX_PROCESS_INFLIGHT", 0)
+    )
+    max_process_inflight_nbytes: int = field(
+        default_factory=lambda: _number_from_env("PIPECOMM_MAX_PROCESS_INFLIGHT_NBYTES", 0)
+    )
 
     def __post_init__(self) -> None:
-        for name in ("max_inflight", "max_inflight_nbytes"):
+        for name in (
+            "max_inflight",
+            "max_inflight_nbytes",
+            "max_process_inflight",
+            "max_process_inflight_nbytes",
+        ):
             value = getattr(self, name)
             if type(value) is not int or not 0 <= value <= _MAX:
                 raise ConfigError(f"expected {name} from 0 to {_MAX}; got {value!r}")

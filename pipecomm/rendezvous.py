@@ -89,6 +89,8 @@ def connect(
         settings=f"{settings} {limits.settings}".lstrip(),
         max_inflight=limits.max_inflight,
         max_inflight_nbytes=limits.max_inflight_nbytes,
+        max_process_inflight=limits.max_process_inflight,
+        max_process_inflight_nbytes=limits.max_process_inflight_nbytes,
         strict=limits.strict,
         timeout_s=max(deadline - time.monotonic(), 0.0),
         pool=None if pool is None else pool.core_pool,

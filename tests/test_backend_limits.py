@@ -28,8 +28,10 @@ def test_limits_come_from_the_environment_where_not_given(monkeypatch: pytest.Mo
     monkeypatch.setenv("PIPECOMM_MAX_INFLIGHT", "3")
     monkeypatch.setenv("PIPECOMM_MAX_INFLIGHT_NBYTES", str(1 << 20))
     monkeypatch.setenv("PIPECOMM_STRICT", "1")
-    assert FlowLimits() == FlowLimits(3, 1 << 20, True)
-    assert FlowLimits(strict=False) == FlowLimits(3, 1 << 20, False)
+    monkeypatch.setenv("PIPECOMM_MAX_PROCESS_INFLIGHT", "7")
+    monkeypatch.setenv("PIPECOMM_MAX_PROCESS_INFLIGHT_NBYTES", "1000")
+    assert FlowLimits() == FlowLimits(3, 1 << 20, True, 7, 1000)
+    assert FlowLimits(strict=False) == FlowLimits(3, 1 << 20, False, 7, 1000)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +50,8 @@ def test_variable_that_makes_no_sense_is_named(
     ("arguments", "text"),
     [
         ({"max_inflight": -1}, "max_inflight.*-1"),
+        ({"max_process_inflight": -1}, "max_process_inflight.*-1"),
+        ({"max_process_inflight_nbytes": 1.5}, "max_process_inflight_nbytes.*1.5"),
         ({"max_inflight": 1.5}, r"max_inflight.*1\.5"),
         ({"max_inflight": True}, "max_inflight.*True"),
         ({"max_inflight_nbytes": 0}, "multiple of 1048576.*0"),

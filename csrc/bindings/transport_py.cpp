@@ -138,7 +138,7 @@ void register_transport(py::module_& module) {
           [](Listener& self, int rank, const std::vector<std::string>& addresses, const std::string& name,
              const std::string& settings, double timeout_s, std::shared_ptr<Pool> pool, double emulated_bytes_per_s,
              double emulated_latency_s, std::size_t max_inflight, std::size_t max_inflight_nbytes, bool strict,
-             bool stand_in) {
+             bool stand_in, std::size_t max_process_inflight, std::size_t max_process_inflight_nbytes) {
             CommunicatorOptions options;
             options.name = name;
             options.settings = settings;
@@ -146,6 +146,8 @@ void register_transport(py::module_& module) {
             options.emulation = {emulated_bytes_per_s, emulated_latency_s};
             options.limits.max_messages = max_inflight;
             if (max_inflight_nbytes > 0) options.limits.max_nbytes = max_inflight_nbytes;
+            options.limits.max_process_messages = max_process_inflight;
+            options.limits.max_process_nbytes = max_process_inflight_nbytes;
             options.limits.is_strict = strict;
             if (stand_in) options.stand_in = make_host_device();
             return without_gil(
@@ -154,7 +156,8 @@ void register_transport(py::module_& module) {
           py::arg("rank"), py::arg("addresses"), py::kw_only(), py::arg("name") = "", py::arg("settings") = "",
           py::arg("timeout_s") = 300.0, py::arg("pool") = nullptr, py::arg("emulated_bytes_per_s") = 0.0,
           py::arg("emulated_latency_s") = 0.0, py::arg("max_inflight") = 0, py::arg("max_inflight_nbytes") = 0,
-          py::arg("strict") = false, py::arg("stand_in") = false);
+          py::arg("strict") = false, py::arg("stand_in") = false, py::arg("max_process_inflight") = 0,
+          py::arg("max_process_inflight_nbytes") = 0);
   module.def(
       "hang_report",
       [](int pid, double timeout_s) {

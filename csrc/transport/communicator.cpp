@@ -353,7 +353,7 @@ class CommunicatorImpl final : public Communicator,
     if (!link.receiver().has_arrived()) {
       fail_enqueued(this, link.peer(), [&](const TransferState& transfer) { return explain(cause, transfer); });
     }
-    link.release_slots();
+    link.let_go();
   }
 
   const CommunicatorOptions options_;

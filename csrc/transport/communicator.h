@@ -68,10 +68,20 @@ struct LinkEmulation {
 struct FlowLimits {
   std::size_t max_nbytes = std::size_t{4} << 20;  // of records that the peer has not taken: its ring's size
   std::size_t max_messages = 0;                   // whose last byte the peer has not taken; 0 = no limit
-  bool backward_first = true;                     // activation gradients overtake what has not begun to leave
+  // On their way from this process, over all links of all groups: a link that has something on its way begins no
+  // message at or above this. 0 = no limit.
+  std::size_t max_process_messages = 0;
+  std::size_t max_process_nbytes = 0;
+  bool backward_first = true;  // activation gradients overtake what has not begun to leave
   // Rendezvous: a send is done only when its receive is posted. Makes a test hang, and fail by its timeout, wherever
   // the order of sends and receives works only because small messages are eager.
   bool is_strict = false;
+};
+
+// Sent, and not taken by the peer.
+struct InFlight {
+  std::size_t num_messages = 0;
+  std::size_t nbytes = 0;
 };
 
 struct CommunicatorOptions {

@@ -26,7 +26,7 @@ Link::Link(int peer, Lifeline lifeline, Inbox& inbox, const CommunicatorOptions&
 
 bool Link::poll() {
   bool moved = push();
-  if (gone_ && has_announced_end_) release_slots();  // again: its device may have set counters to less
+  if (gone_ && has_announced_end_) let_go();  // again: its device may have set counters to less
   try {
     const std::uint64_t received_before = counters_.messages_received;
     moved |= receiver_.pump(counters_, [this] { lifeline_.wake_peer(); });
@@ -141,8 +141,8 @@ void Link::take_slots(Control& control) {
   }
 }
 
-void Link::release_slots() {
-  sender_.release_slots();
+void Link::let_go() {
+  sender_.let_go();
   receiver_.release_slots();
 }
 

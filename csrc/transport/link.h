@@ -32,8 +32,8 @@ class Link {
   std::int64_t due_ns() const { return std::min(receiver_.due_ns(), sender_.due_ns()); }
   // Answers a peer that asked for slots, once it is known whether this rank has a device.
   void offer_slots();
-  // The device waits for nothing of this peer any more.
-  void release_slots();
+  // The peer is gone, and nothing waits for it any more.
+  void let_go();
 
   void send(const TransferPtr& transfer);
   // Why nothing can be sent to, or will come from, this peer (any more); none while it is there.

@@ -65,6 +65,8 @@ class Progress {
   void release_later(std::shared_ptr<TransferState> transfer) { draining_.push_back(std::move(transfer)); }
   // Transfers that are enqueued on a device and have not got there. Under the lock.
   const std::vector<std::shared_ptr<TransferState>>& draining() const { return draining_; }
+  // Of this process, as far as senders count it. Under the lock.
+  InFlight& in_flight() { return in_flight_; }
   // Drops an owner once the progress lock is free: its deleter may take other locks (Python's). Under the lock.
   void drop_later(std::shared_ptr<void> owner) { to_drop_.push_back(std::move(owner)); }
 
@@ -89,6 +91,7 @@ class Progress {
   std::vector<std::shared_ptr<Pollable>> pollables_;      // guarded by mutex_
   std::vector<std::shared_ptr<void>> to_drop_;            // guarded by mutex_
   std::vector<std::shared_ptr<TransferState>> draining_;  // guarded by mutex_
+  InFlight in_flight_;                                    // guarded by mutex_
   ReportSocket report_socket_;                            // guarded by mutex_
   std::int64_t report_served_ns_ = 0;                     // guarded by mutex_
   std::atomic<std::int64_t> due_ns_{INT64_MAX};

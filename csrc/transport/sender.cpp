@@ -14,6 +14,8 @@ namespace {
 constexpr std::size_t kNbytesPerPump = std::size_t{1} << 20;
 // A copy to the host is asked this often whether it is done.
 constexpr std::int64_t kStagingPeriodNs = 50'000;
+// No peer rings for what others have taken, so that a sender at the process's limit looks this often.
+constexpr std::int64_t kLimitPeriodNs = 200'000;
 
 }  // namespace
 
@@ -27,9 +29,35 @@ void Sender::post(TransferPtr transfer) {
   queue_.insert(place, std::move(transfer));
 }
 
+void Sender::count_in_flight() {
+  std::erase_if(message_ends_, [&](std::uint64_t end) { return end <= ring_->taken(); });
+  const std::size_t in_ring = static_cast<std::size_t>(ring_->published() - ring_->taken());
+  count_in_flight({message_ends_.size(), in_ring + (slots_ ? slots_->in_flight_nbytes() : 0)});
+}
+
+void Sender::count_in_flight(InFlight now) {
+  InFlight& total = Progress::instance().in_flight();
+  total.num_messages += now.num_messages - counted_.num_messages;
+  total.nbytes += now.nbytes - counted_.nbytes;
+  counted_ = now;
+}
+
+// One message at a time may always leave: what others hold must not stop a link for ever.
+bool Sender::is_at_process_limit() const {
+  if (counted_.num_messages == 0) return false;
+  const InFlight& total = Progress::instance().in_flight();
+  return (limits_.max_process_messages > 0 && total.num_messages >= limits_.max_process_messages) ||
+         (limits_.max_process_nbytes > 0 && total.nbytes >= limits_.max_process_nbytes);
+}
+
 // Of the messages in flight; the reader then rings when it has taken one.
 bool Sender::is_at_limit() {
-  if (limits_.max_messages == 0 || has_begun()) return false;
+  if (has_begun()) return false;
+  if (is_at_process_limit()) {
+    due_ns_ = now_ns() + kLimitPeriodNs;
+    return true;
+  }
+  if (limits_.max_messages == 0) return false;
   const auto is_full = [&] {
     std::erase_if(message_ends_, [&](std::uint64_t end) { return end <= ring_->taken(); });
     return message_ends_.size() >= limits_.max_messages;
@@ -42,6 +70,7 @@ bool Sender::is_at_limit() {
 bool Sender::pump(LinkCounters& counters, const std::function<void()>& wake_reader) {
   std::size_t written_nbytes = 0;
   due_ns_ = INT64_MAX;
+  if (ring_ && has_process_limit()) count_in_flight();
   while (!queue_.empty() && ring_ && !wants_slots() && written_nbytes < kNbytesPerPump) {
     if (is_at_limit()) break;
     const TransferPtr transfer = queue_.front();
@@ -65,7 +94,8 @@ void Sender::end_message(LinkCounters& counters) {
   counters.messages_sent += 1;
   counters.payload_nbytes_sent += transfer->payload;
   counters.wire_nbytes_sent += transfer->wire;
-  if (limits_.max_messages > 0) message_ends_.push_back(ring_->published());
+  if (limits_.max_messages > 0 || has_process_limit()) message_ends_.push_back(ring_->published());
+  if (has_process_limit()) count_in_flight();
   const auto in_slots = [this](const SendPart& part) { return is_in_slots(part); };
   if (std::any_of(transfer->to_send.begin(), transfer->to_send.end(), in_slots)) transfer->set_event(slots_->record());
   if (limits_.is_strict && !is_accepted_ && !transfer->has_ended()) {
@@ -157,8 +187,9 @@ std::string Sender::describe_device() const {
   return staging_stream_ ? ", from " + place_.side()->device->name() + " through the host" : "";
 }
 
-void Sender::release_slots() {
+void Sender::let_go() {
   if (slots_) slots_->release();
+  count_in_flight(InFlight{});
 }
 
 void Sender::stage(TransferState& transfer) {

@@ -20,6 +20,10 @@ class Sender {
   Sender(LinkEmulation emulation, const FlowLimits& limits, const DevicePlace& place, bool has_slots)
       : emulation_(emulation), limits_(limits), place_(place), stages_(!has_slots) {}
 
+  Sender(const Sender&) = delete;
+  Sender& operator=(const Sender&) = delete;
+  ~Sender() { count_in_flight(InFlight{}); }
+
   void post(TransferPtr transfer);
   bool wants_ring() const { return !queue_.empty() && !ring_; }
   void set_ring(RingWriter ring) { ring_.emplace(std::move(ring)); }
@@ -29,8 +33,8 @@ class Sender {
   void set_slots(SlotOffer offer, const std::string& handle, int fd);
   // There will be no slots.
   void stage_from_now();
-  // The peer is gone: the device waits for nothing of it any more.
-  void release_slots();
+  // The peer is gone: nothing is on its way to it, and the device waits for nothing of it any more.
+  void let_go();
   // ", in slots of cuda:0"; empty before the first tensor of a device.
   std::string describe_device() const;
   // Nothing enqueued on the device is left to be done.
@@ -65,6 +69,10 @@ class Sender {
   RecordInfo stamp(std::size_t nbytes);
   void next_part() { ++part_index_, position_ = 0, is_part_begun_ = false; }
   bool is_at_limit();
+  bool is_at_process_limit() const;
+  bool has_process_limit() const { return limits_.max_process_messages > 0 || limits_.max_process_nbytes > 0; }
+  void count_in_flight();
+  void count_in_flight(InFlight now);
   void end_message(LinkCounters& counters);
   bool has_begun() const { return part_index_ > 0 || is_part_begun_; }
 
@@ -74,6 +82,7 @@ class Sender {
   bool stages_;
   std::deque<TransferPtr> queue_;
   std::deque<std::uint64_t> message_ends_;             // in the ring, of messages not yet taken; only with a limit
+  InFlight counted_;                                   // in the process's total; only with a limit on that
   std::map<std::uint64_t, TransferPtr> not_accepted_;  // written, by number; only in strict mode
   std::optional<RingWriter> ring_;
   std::optional<SlotWriter> slots_;  // after ring_, whose counters it uses

@@ -68,6 +68,37 @@ TEST(no_more_messages_are_in_flight_than_allowed) {
   for (int i = 0; i < 4; ++i) sends[static_cast<std::size_t>(i)]->wait(10s);
 }
 
+TEST(a_process_at_its_limit_lets_each_link_have_one_message_on_its_way) {
+  for (const bool counts_bytes : {false, true}) {
+    CommunicatorOptions options;
+    options.limits.max_process_messages = counts_bytes ? 0 : 3;
+    options.limits.max_process_nbytes = counts_bytes ? 3000 : 0;
+    auto ranks = connect_all(3, options);
+    Floats values = ramp(300), got(values.size());  // 1200 bytes and a header
+    std::vector<std::shared_ptr<Transfer>> sends;
+    for (int i = 0; i < 5; ++i) sends.push_back(post_send(ranks[0], 1, values));
+    sends[2]->wait(10s);
+    CHECK_ERROR(ErrorKind::link_timeout, "", sends[4]->wait(50ms));
+    post_send(ranks[0], 2, values)->wait(10s);
+    auto second = post_send(ranks[0], 2, values);
+    CHECK_ERROR(ErrorKind::link_timeout, "", second->wait(50ms));
+    for (int i = 0; i < 4; ++i) post_receive(ranks[1], 0, got)->wait(10s);
+    sends[3]->wait(10s);
+    CHECK(got == values);
+  }
+}
+
+TEST(what_a_gone_peer_had_not_taken_does_not_count_any_more) {
+  CommunicatorOptions options;
+  options.limits.max_process_messages = 2;
+  auto ranks = connect_all(3, options);
+  Floats values = ramp(4), got(4);
+  for (int i = 0; i < 2; ++i) post_send(ranks[0], 1, values)->wait(10s);
+  ranks[1]->close();
+  for (int i = 0; i < 2; ++i) post_send(ranks[0], 2, values)->wait(10s);
+  post_receive(ranks[2], 0, got)->wait(10s);
+}
+
 TEST(no_more_bytes_are_in_flight_than_allowed) {
   CommunicatorOptions options;
   options.limits.max_nbytes = 1 << 20;
