@@ -110,6 +110,33 @@ def row_of(nbytes: int, repeats: int, timings: dict[str, Timing]) -> dict[str, A
     }
 
 
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """One-way times by size, and how many times faster than gloo and how near the limit they are."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    sizes = [row["nbytes"] for row in rows]
+    figure, (times, ratios) = pyplot.subplots(1, 2, figsize=(11, 4))
+    for label, key in (("gloo", "gloo_us"), ("pipecomm", "median_us"), ("two copies", "limit_us")):
+        times.loglog(sizes, [row[key] for row in rows], "o-", label=label)
+    times.fill_between(
+        sizes, [row["p10_us"] for row in rows], [row["p90_us"] for row in rows], alpha=0.2
+    )
+    times.set_ylabel("one way, us (band: 10 to 90 %)")
+    ratios.semilogx(sizes, [row["gloo_ratio"] for row in rows], "o-", label="gloo / pipecomm")
+    ratios.semilogx(
+        sizes, [row["limit_ratio"] for row in rows], "o-", label="two copies / pipecomm"
+    )
+    ratios.axhline(1.0, color="grey", linewidth=0.8)
+    for axes in (times, ratios):
+        axes.set_xlabel("bytes")
+        axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
 def estimate_s(cases: list[tuple[int, int, Calls]], num_rounds: int) -> float:
     """Every call once, timed: the whole takes about as many times longer as there are rounds."""
     start = time.perf_counter()
@@ -142,6 +169,8 @@ def run(
     ]
     if rank == 0:
         report("p2p", rows, title="CPU tensors between two ranks of one host", save=options.json)
+        if options.plot:
+            plot(rows, options.plot)
     dist.destroy_process_group()
 
 
@@ -151,6 +180,9 @@ def main() -> None:
     parser.set_defaults(rounds=None)
     parser.add_argument("--warmup", type=int, default=1, help="rounds that are not counted")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds: some seconds")
+    parser.add_argument(
+        "--plot", type=Path, help="draw times and ratios into this file (matplotlib)"
+    )
     options = parser.parse_args()
     ring = torch.zeros(RING_NBYTES // 4).share_memory_()
     steps = torch.zeros(2, dtype=torch.int64).share_memory_()

@@ -1,4 +1,4 @@
-"""How much may be on its way to one peer or from one process, and whether sends wait for their receives."""
+"""How much may be on its way to a peer or from a process, and whether sends wait for receives."""
 
 from __future__ import annotations
 

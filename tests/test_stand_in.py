@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +28,9 @@ from tests.pipeline_cases import results_of, run_cases
 from tests.ranks import run_ranks, spawn_ranks
 
 _ENV = {"PIPECOMM_STAND_IN_DEVICE": "1"}
+_ROOT = Path(__file__).resolve().parent.parent
+_CHECKS = "tests/device/test_transport_cuda.py"
+_REHEARSED = "host_and_device_meet or killed"
 # More than the slots of a link hold.
 _LARGE = 12 << 20
 
@@ -188,3 +194,29 @@ def test_pipeline_steps_equal_the_unsplit_model() -> None:
     by_rank = spawn_ranks(3, run_cases, _STEPS, env=_ENV, timeout_s=120)
     for case in _STEPS:
         assert max(results_of(by_rank, case)) < 1e-5
+
+
+def test_checks_for_a_gpu_can_be_rehearsed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", _REHEARSED, _CHECKS],
+        env={**os.environ, "PIPECOMM_CHECK_DEVICE": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=_ROOT,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "2 passed" in done.stdout
+
+
+def test_benchmark_for_a_gpu_can_be_rehearsed() -> None:
+    done = subprocess.run(
+        [sys.executable, "p2p_cuda.py", "--device", "cpu", "--mib", "1", "--rounds", "2"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=_ROOT / "benchmarks",
+    )
+    assert done.returncode == 0, done.stderr
+    for case in ("raw 1 MiB", "one way 4 KiB", "products beside", "int4 1 MiB"):
+        assert case in done.stdout
