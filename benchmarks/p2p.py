@@ -111,7 +111,7 @@ def row_of(nbytes: int, repeats: int, timings: dict[str, Timing]) -> dict[str, A
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """One-way times by size, and how many times faster than gloo and how near the limit they are."""
+    """One-way times by size; how many times faster than gloo, how near the limit they are."""
     import matplotlib
 
     matplotlib.use("Agg")
