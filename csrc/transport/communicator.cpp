@@ -36,7 +36,8 @@ class CommunicatorImpl final : public Communicator,
         place_(options_.stand_in, options_.pool),
         inbox_(options_.max_parked_nbytes) {
     const Link::Events events{[this](std::uint32_t epoch, const std::string& text) { note_abort(epoch, text); },
-                              [this](Link& link) { end_link(link); }};
+                              [this](Link& link) { end_link(link); },
+                              [this](int peer) { return also_gone(peer, links_); }};
     for (std::size_t peer = 0; peer < lifelines.size(); ++peer) {
       links_.push_back(nullptr);
       if (!lifelines[peer]) continue;
