@@ -86,6 +86,28 @@ def test_loss_of_a_rank_that_is_no_neighbour_ends_a_pipeline_too() -> None:
         assert "rank 3 is lost" in outcomes[rank][1]
 
 
+def _gives_up_while_connecting(rank: int, size: int, store_path: str) -> str:
+    """Rank 2 publishes its address and does not come; rank 1 waits for it less long than rank 0."""
+    store = dist.FileStore(store_path, size)
+    if rank == 2:
+        listener = core.Listener()
+        store.set("pipecomm/2", listener.address)
+        store.wait(["told"])
+        return ""
+    with pytest.raises((PeerLostError, LinkTimeoutError)) as caught:
+        connect(store, rank, size, name="test", timeout_s=2 if rank == 1 else 30)
+    if rank == 1:
+        os._exit(1)
+    store.set("told", "")
+    return str(caught.value)
+
+
+def test_rank_that_gave_up_while_connecting_is_named_with_the_one_that_was_missing() -> None:
+    kind, text = run_ranks(3, _gives_up_while_connecting, timeout_s=60)[0]
+    assert kind == "ok", text
+    assert "rank 1 ended while connecting; also gone, or not there yet: rank 2 (rank 0," in text
+
+
 def _exit_after_send(rank: int, size: int, store_path: str, count: int) -> Any:
     links = _links(rank, size, store_path)
     links.begin_step(1)
