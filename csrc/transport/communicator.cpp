@@ -41,9 +41,8 @@ class CommunicatorImpl final : public Communicator,
     for (std::size_t peer = 0; peer < lifelines.size(); ++peer) {
       links_.push_back(nullptr);
       if (!lifelines[peer]) continue;
-      const int number = static_cast<int>(peer);
-      links_.back() = std::make_unique<Link>(number, std::move(*lifelines[peer]), inbox_, options_, place_,
-                                             bridges_.endpoint(number).empty(), events);
+      links_.back() = std::make_unique<Link>(static_cast<int>(peer), std::move(*lifelines[peer]), inbox_, options_,
+                                             place_, bridges_.endpoint(static_cast<int>(peer)).empty(), events);
     }
   }
 
