@@ -11,7 +11,7 @@ BUILD_SOURCES := $(shell find csrc cmake -type f) CMakeLists.txt setup.py pyproj
 
 export PIPECOMM_WERROR ?= 1
 
-.PHONY: help install demo test lint format cpp-test sanitize fuzz device-check clean distclean
+.PHONY: help install demo test lint format cpp-test sanitize fuzz soak kills device-check clean distclean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -47,6 +47,12 @@ fuzz: $(VENV)/tools ## Decode a million random and broken inputs under the addre
 	  -DPIPECOMM_BUILD_PYTHON=OFF -DPIPECOMM_BUILD_TESTS=ON -DPIPECOMM_SANITIZE=address,undefined
 	$(BIN)/cmake --build build/asan --target fuzz_codec
 	build/asan/tests/cpp/fuzz_codec 1000000
+
+soak: $(VENV)/installed ## Send 100,000 random messages between four ranks, check them and the memory
+	$(BIN)/python -m tests.soak $(ARGS)
+
+kills: $(VENV)/installed ## Kill a rank at 200 random moments, stop one at 20; the others must notice, or not
+	$(BIN)/python -m tests.kills $(ARGS)
 
 # The environment must have a CUDA torch, and pybind11, cmake, ninja, pytest, rich and numpy.
 device-check: ## Build, test and time what needs a GPU, in the environment of PYTHON

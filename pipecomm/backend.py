@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from pipecomm import _c10d_build, env_rendezvous, rendezvous
 from pipecomm.codec import Codec
-from pipecomm.errors import ConfigError
+from pipecomm.errors import ConfigError, TransportError
 from pipecomm.flow import FlowLimits
 from pipecomm.interfaces import check_interfaces
 
@@ -212,7 +212,14 @@ def _sub_store(store: Store, prefix: str) -> Store:
 
 def _make_gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     check_interfaces("GLOO_SOCKET_IFNAME")
-    return dist.ProcessGroupGloo(_sub_store(store, "inner"), rank, size, timeout)
+    try:
+        return dist.ProcessGroupGloo(_sub_store(store, "inner"), rank, size, timeout)
+    except RuntimeError as error:
+        raise TransportError(
+            f"expected all {size} ranks at the group's first collective within its timeout of "
+            f"{timeout.total_seconds():g} s; got, from gloo: {error}; where: rank {rank}; "
+            "check that all of them call it, or raise the timeout"
+        ) from error
 
 
 _INNER_BACKENDS = {"gloo": _make_gloo}

@@ -59,9 +59,11 @@ def run_ranks(
     *args: Any,
     timeout_s: float = 60.0,
     env: Mapping[str, str] | None = None,
+    meanwhile: Callable[[list[int]], None] | None = None,
 ) -> list[tuple[str, Any]]:
     """Run fn(rank, size, store_path, *args) in `size` processes; give each rank's outcome.
 
+    `meanwhile` is called once, with the process ids of the ranks.
     An outcome is ("ok", result), ("raised", (repr, traceback)), ("died", exitcode) or
     ("hung", seconds). Never raises for what a rank does.
     """
@@ -84,6 +86,8 @@ def run_ranks(
             process.start()
         for _, writer in pipes:
             writer.close()
+        if meanwhile is not None:
+            meanwhile([process.pid or 0 for process in processes])
         pending = {pipes[r][0]: r for r in range(size)}
         deadline = time.monotonic() + timeout_s
         while pending and (left := deadline - time.monotonic()) > 0:

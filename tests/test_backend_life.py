@@ -64,6 +64,32 @@ def test_killed_peer_fails_the_others_naming_it() -> None:
         assert seconds < 10
 
 
+def _waits_for_a_survivor(rank: int, size: int, store_path: str) -> str:
+    """Rank 2 dies; rank 0 waits for it, and dies of it; rank 1 waits for rank 0."""
+    store = dist.FileStore(store_path + ".pid", size)
+    store.set(str(rank), str(os.getpid()))
+    init(rank, size, store_path)
+    dist.barrier()
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        dist.recv(torch.zeros(1), {0: 2, 1: 0}[rank])
+    except PeerLostError as error:
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        _wait_for_the_end_of(int(store.get("2")))
+        with pytest.raises(PeerLostError, match=r"rank 0 is lost.*also gone: rank 2"):
+            dist.send(torch.zeros(1), 0)
+        return str(error)
+    return ""
+
+
+def test_error_about_a_survivor_that_gave_up_names_the_rank_lost_first() -> None:
+    kind, text = run_ranks(3, _waits_for_a_survivor)[1]
+    assert kind == "ok", text
+    assert "rank 0 is lost: its process ended without a goodbye; also gone: rank 2;" in text
+
+
 def sender_exits(rank: int, size: int, store_path: str) -> bool:
     store = dist.FileStore(store_path + ".pid", size)
     init(rank, size, store_path)

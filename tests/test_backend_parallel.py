@@ -173,6 +173,25 @@ def sends_and_receives_work_beside_collectives(rank: int, size: int, folder: Pat
     dist.barrier()
 
 
+def profiler_shows_sends_and_receives(rank: int, size: int, folder: Path) -> None:
+    to, source = (rank + 1) % size, (rank - 1) % size
+    got = torch.zeros(3, 5)
+    with torch.profiler.profile(record_shapes=True) as profiler:
+        pending = [dist.isend(torch.ones(3, 5), to, tag=1), dist.irecv(got, source, tag=1)]
+        pending += [dist.isend(torch.ones(7), to, tag=2), dist.irecv(torch.zeros(7), tag=2)]
+        for work in pending:
+            work.wait()
+            work.wait()
+    events = [event for event in profiler.events() if event.name.startswith("pipecomm:")]
+    assert sorted((event.name, event.input_shapes) for event in events) == [
+        ("pipecomm:recv", [[3, 5]]),
+        ("pipecomm:recvAnySource", [[7]]),
+        ("pipecomm:send", [[3, 5]]),
+        ("pipecomm:send", [[7]]),
+    ]
+    assert all(event.is_async for event in events)
+
+
 CHECKS: tuple[Check, ...] = (
     ddp_gives_the_gradients_of_one_model,
     fsdp_gives_the_gradients_of_one_model,
@@ -183,6 +202,7 @@ CHECKS: tuple[Check, ...] = (
     tensors_are_redistributed,
     sharded_checkpoint_is_loaded_again,
     sends_and_receives_work_beside_collectives,
+    profiler_shows_sends_and_receives,
 )
 
 

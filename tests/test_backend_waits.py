@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipecomm.errors import LinkTimeoutError
+from pipecomm.errors import LinkTimeoutError, TransportError
 from tests.backend_ranks import Check, failures_of, names
 
 Group = dist.ProcessGroup
@@ -82,6 +82,19 @@ def timeout_set_later_on_the_group_holds(rank: int, size: int, group: Group) -> 
     dist.barrier(group)
 
 
+def first_collective_that_a_rank_misses_says_so(rank: int, size: int, group: Group) -> None:
+    if rank == 0:
+        group.set_timeout(timedelta(seconds=0.5))
+        with pytest.raises(TransportError) as caught:
+            dist.barrier(group)
+        text = str(caught.value)
+        assert text.startswith("expected all 2 ranks at the group's first collective within its")
+        assert re.search(r"0\.5 s; got, from gloo: .*; where: rank 0;", text), text
+        dist.send(torch.ones(1), 1, group)
+    else:
+        dist.recv(torch.zeros(1), 0, group)
+
+
 def timeout_text_says_who_waited_for_whom(rank: int, size: int, group: Group) -> None:
     if rank == 1:
         with pytest.raises(LinkTimeoutError) as caught:
@@ -128,6 +141,7 @@ CHECKS: tuple[Check, ...] = (
     several_threads_use_a_group_at_once,
     wait_raises_after_the_time_given_to_it,
     timeout_set_later_on_the_group_holds,
+    first_collective_that_a_rank_misses_says_so,
     timeout_text_says_who_waited_for_whom,
     message_after_a_timeout_goes_to_the_next_receive,
     interrupt_ends_a_blocking_receive,

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,6 +20,7 @@ from pipecomm.codec import Codec
 from pipecomm.errors import LinkTimeoutError, PeerLostError, TransportError
 from pipecomm.link import Links
 from pipecomm.rendezvous import connect
+from tests.kills import names_now, names_that_stay
 from tests.ranks import run_ranks, spawn_ranks
 
 RAW = Codec("raw")
@@ -84,6 +83,28 @@ def test_loss_of_a_rank_that_is_no_neighbour_ends_a_pipeline_too() -> None:
     for rank in range(3):
         assert outcomes[rank][0] == "ok", outcomes[rank][1]
         assert "rank 3 is lost" in outcomes[rank][1]
+
+
+def _gives_up_while_connecting(rank: int, size: int, store_path: str) -> str:
+    """Rank 2 publishes its address and does not come; rank 1 waits for it less long than rank 0."""
+    store = dist.FileStore(store_path, size)
+    if rank == 2:
+        listener = core.Listener()
+        store.set("pipecomm/2", listener.address)
+        store.wait(["told"])
+        return ""
+    with pytest.raises((PeerLostError, LinkTimeoutError)) as caught:
+        connect(store, rank, size, name="test", timeout_s=2 if rank == 1 else 30)
+    if rank == 1:
+        os._exit(1)
+    store.set("told", "")
+    return str(caught.value)
+
+
+def test_rank_that_gave_up_while_connecting_is_named_with_the_one_that_was_missing() -> None:
+    kind, text = run_ranks(3, _gives_up_while_connecting, timeout_s=60)[0]
+    assert kind == "ok", text
+    assert "rank 1 ended while connecting; also gone, or not there yet: rank 2 (rank 0," in text
 
 
 def _exit_after_send(rank: int, size: int, store_path: str, count: int) -> Any:
@@ -204,21 +225,13 @@ def _exchange_and_die(rank: int, size: int, store_path: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _names_left() -> set[str]:
-    """What a name could be left of: files of shared memory, sockets."""
-    sockets = re.findall(r"@(pipecomm-\w+)", Path("/proc/net/unix").read_text())
-    files = [path.name for path in Path("/dev/shm").iterdir() if "pipecomm" in path.name]
-    return {*sockets, *files}
-
-
 def test_killed_jobs_leave_nothing_and_the_next_one_works() -> None:
+    before = names_now()
     for _ in range(3):
         outcomes = run_ranks(2, _exchange_and_die, timeout_s=60)
         assert ("died", -signal.SIGKILL) in outcomes
-    left = _names_left()
     assert spawn_ranks(2, _interrupted, timeout_s=60)
-    # Other jobs of this machine may be connecting just now; theirs are gone soon.
-    assert not left & _names_left()
+    assert not names_that_stay(before)
 
 
 @pytest.mark.parametrize("noise", [b"", b"\0" * 64, b"GET / HTTP/1.1\r\n\r\n", os.urandom(200)])

@@ -1,6 +1,8 @@
 // The torch.distributed backend: sends and receives through a Communicator, collectives through an inner backend.
 #pragma once
 
+#include <ATen/record_function.h>
+
 #include <algorithm>
 #include <chrono>
 #include <memory>
@@ -55,17 +57,17 @@ class PipecommBackend : public CollectivesByInner {
     if (rule_.covers(part.tensor)) part.codec = peer > getRank() ? rule_.to_higher : rule_.to_lower;
     auto transfer =
         communicator_->send(peer, key_of(tag), {std::move(part)}, keepalive(tensor), ready_of(*communicator_, tensor));
-    return make_work(c10d::OpType::SEND, std::move(transfer), {}, device_index_of(tensor));
+    return make_work(c10d::OpType::SEND, "pipecomm:send", tensors, std::move(transfer), {});
   }
 
   WorkPtr recv(Tensors& tensors, int peer, int tag) override {
     if (!communicator_) return inner()->recv(tensors, peer, tag);
-    return receive(tensors, peer, tag, c10d::OpType::RECV);
+    return receive(tensors, peer, tag, c10d::OpType::RECV, "pipecomm:recv");
   }
 
   WorkPtr recvAnysource(Tensors& tensors, int tag) override {
     if (!communicator_) return inner()->recvAnysource(tensors, tag);
-    return receive(tensors, kAnySource, tag, c10d::OpType::RECVANYSOURCE);
+    return receive(tensors, kAnySource, tag, c10d::OpType::RECVANYSOURCE, "pipecomm:recvAnySource");
   }
 
   void setTimeout(std::chrono::milliseconds timeout) override {
@@ -112,17 +114,20 @@ class PipecommBackend : public CollectivesByInner {
     return tensor;
   }
 
-  WorkPtr receive(Tensors& tensors, int peer, int tag, c10d::OpType op_type) {
+  WorkPtr receive(Tensors& tensors, int peer, int tag, c10d::OpType op_type, const char* title) {
     const at::Tensor& tensor = checked_tensor(tensors, "receive into");
     check_receivable(tensor);
     TensorView target = flat_unless_covered(view_to_receive(tensor));
     auto transfer = communicator_->receive(peer, key_of(tag), {std::move(target)}, keepalive(tensor),
                                            ready_of(*communicator_, tensor));
-    return make_work(op_type, std::move(transfer), tensors, device_index_of(tensor));
+    return make_work(op_type, title, tensors, std::move(transfer), tensors);
   }
 
-  WorkPtr make_work(c10d::OpType op_type, std::shared_ptr<Transfer> transfer, Tensors received, int device) const {
-    return c10::make_intrusive<TransferWork>(op_type, std::move(transfer), timeout_, std::move(received), device);
+  WorkPtr make_work(c10d::OpType op_type, const char* title, const Tensors& tensors, std::shared_ptr<Transfer> transfer,
+                    Tensors received) const {
+    return c10::make_intrusive<TransferWork>(op_type, at::hasCallbacks() ? title : nullptr, tensors,
+                                             std::move(transfer), timeout_, std::move(received),
+                                             device_index_of(tensors.front()));
   }
 
   const std::shared_ptr<Communicator> communicator_;

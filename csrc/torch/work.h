@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 #include <vector>
@@ -19,9 +20,11 @@ using GroupTimeout = std::atomic<std::int64_t>;
 
 class TransferWork : public c10d::Work {
  public:
-  TransferWork(c10d::OpType op_type, std::shared_ptr<Transfer> transfer, std::shared_ptr<const GroupTimeout> timeout,
+  // The profiler's event is called `title` and shows the shapes of `tensors`; none without a title.
+  TransferWork(c10d::OpType op_type, const char* title, const std::vector<at::Tensor>& tensors,
+               std::shared_ptr<Transfer> transfer, std::shared_ptr<const GroupTimeout> timeout,
                std::vector<at::Tensor> received, int device_index)
-      : c10d::Work(-1, op_type),
+      : c10d::Work(-1, op_type, title, title != nullptr ? std::optional(tensors) : std::nullopt),
         transfer_(std::move(transfer)),
         group_timeout_(std::move(timeout)),
         received_(std::move(received)),
@@ -37,6 +40,7 @@ class TransferWork : public c10d::Work {
     const std::chrono::milliseconds group_timeout(group_timeout_->load());
     transfer_->wait(timeout.count() > 0 ? timeout : group_timeout, check_signals);
     if (device_index_ != kOnHost) transfer_->event().block(current_stream(device_index_));
+    if (recordFunctionEndCallback_ && !is_recorded_.test_and_set()) recordFunctionEndCallback_();
     return true;
   }
 
@@ -63,6 +67,7 @@ class TransferWork : public c10d::Work {
   const std::shared_ptr<const GroupTimeout> group_timeout_;
   const std::vector<at::Tensor> received_;
   const int device_index_;
+  std::atomic_flag is_recorded_;  // the profiler's event has ended
 };
 
 }  // namespace pipecomm

@@ -36,13 +36,13 @@ class CommunicatorImpl final : public Communicator,
         place_(options_.stand_in, options_.pool),
         inbox_(options_.max_parked_nbytes) {
     const Link::Events events{[this](std::uint32_t epoch, const std::string& text) { note_abort(epoch, text); },
-                              [this](Link& link) { end_link(link); }};
+                              [this](Link& link) { end_link(link); },
+                              [this](int peer) { return also_gone(peer, links_); }};
     for (std::size_t peer = 0; peer < lifelines.size(); ++peer) {
       links_.push_back(nullptr);
       if (!lifelines[peer]) continue;
-      const int number = static_cast<int>(peer);
-      links_.back() = std::make_unique<Link>(number, std::move(*lifelines[peer]), inbox_, options_, place_,
-                                             bridges_.endpoint(number).empty(), events);
+      links_.back() = std::make_unique<Link>(static_cast<int>(peer), std::move(*lifelines[peer]), inbox_, options_,
+                                             place_, bridges_.endpoint(static_cast<int>(peer)).empty(), events);
     }
   }
 

@@ -21,6 +21,15 @@ bool waits_for(const TransferState& receive, int gone_peer, const Links& links) 
   return true;
 }
 
+std::string also_gone(int peer, const Links& links) {
+  std::string text;
+  for (const auto& link : links) {
+    if (!link || link->peer() == peer || !(link->gone() || link->lifeline().has_hung_up())) continue;
+    text += (text.empty() ? "; also gone: rank " : ", ") + std::to_string(link->peer());
+  }
+  return text;
+}
+
 void fail_enqueued(const void* owner, int peer, const std::function<Error(const TransferState&)>& explain) {
   for (const TransferPtr& transfer : Progress::instance().draining()) {
     if (transfer->owner == owner && !transfer->is_send && transfer->peer() == peer) {

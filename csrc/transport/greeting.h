@@ -21,7 +21,8 @@ class Greeting {
 
   // Throws a config error that names what differs.
   void check_same(std::uint32_t version, int size, const std::string& settings, int peer) const;
-  [[noreturn]] void fail_lost(int peer) const;
+  // `others` have ended too, or have not been heard of: one of them may be why this peer has given up.
+  [[noreturn]] void fail_lost(int peer, const std::vector<std::string>& others = {}) const;
   [[noreturn]] void fail_missing(const std::vector<std::string>& missing, Nanoseconds timeout) const;
 
  private:

@@ -91,7 +91,7 @@ class Handshake {
       const auto index = static_cast<std::size_t>(peer);
       if (!is_missing(peer) || calls_[index]) continue;
       const SocketStatus status = connect_abstract(addresses_[index].name, calls_[index]);
-      if (status == SocketStatus::closed) greeting_.fail_lost(peer);
+      if (status == SocketStatus::closed) fail_lost(peer);
       if (status != SocketStatus::ok) continue;
       check_user(calls_[index], peer);
       send_message(calls_[index], hello_bytes(addresses_[index].token, greeting_.settings(), false), own_doorbell_fd());
@@ -105,7 +105,7 @@ class Handshake {
       SocketMessage message;
       const SocketStatus status = receive_message(calls_[index], message);
       if (status == SocketStatus::would_block) continue;
-      if (status == SocketStatus::closed) greeting_.fail_lost(peer);
+      if (status == SocketStatus::closed) fail_lost(peer);
       const Hello hello = parse_hello(message);
       const std::string text = message.bytes.substr(sizeof(Hello));
       if (hello.is_refusal != 0) throw Error(ErrorKind::config, text);
@@ -172,8 +172,17 @@ class Handshake {
       if (!link) continue;
       // A peer that was done sooner may have left with a goodbye, which is then still to be read.
       char first;
-      if (::recv(link->fd(), &first, 1, MSG_PEEK | MSG_DONTWAIT) == 0) greeting_.fail_lost(peer);
+      if (::recv(link->fd(), &first, 1, MSG_PEEK | MSG_DONTWAIT) == 0) fail_lost(peer);
     }
+  }
+
+  [[noreturn]] void fail_lost(int lost) const {
+    std::vector<std::string> others;
+    for (int peer = 0; peer < size(); ++peer) {
+      const auto& link = links_[static_cast<std::size_t>(peer)];
+      if (peer != lost && (is_missing(peer) || (link && link->has_hung_up()))) others.push_back(std::to_string(peer));
+    }
+    greeting_.fail_lost(lost, others);
   }
 
   [[noreturn]] void fail_missing(Nanoseconds timeout) const {

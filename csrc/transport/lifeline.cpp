@@ -1,6 +1,8 @@
 // Control messages to bytes and back.
 #include "transport/lifeline.h"
 
+#include <poll.h>
+
 #include <cstring>
 
 #include "base/error.h"
@@ -28,6 +30,11 @@ Control unpack_control(SocketMessage message) {
   std::memcpy(&prefix, message.bytes.data(), sizeof(prefix));
   return {static_cast<ControlKind>(prefix.kind), prefix.value, message.bytes.substr(sizeof(prefix)),
           std::move(message.fd)};
+}
+
+bool Lifeline::has_hung_up() const {
+  pollfd item{socket_.get(), 0, 0};
+  return !socket_ || (::poll(&item, 1, 0) > 0 && (item.revents & POLLHUP) != 0);
 }
 
 void Lifeline::send(ControlKind kind, std::uint64_t value, const std::string& text, int fd) {

@@ -158,7 +158,7 @@ void Link::break_off(const Error& error) {
 void Link::mark_gone(ErrorKind kind, const std::string& text) {
   if (gone_) return;
   const std::string verb = kind == ErrorKind::peer_lost ? " is lost: " : " has left: ";
-  gone_ = Error(kind, "rank " + std::to_string(peer_) + verb + text);
+  gone_ = Error(kind, "rank " + std::to_string(peer_) + verb + text + events_.also_gone(peer_));
 }
 
 // What the peer had sent before it went still counts; only then its absence ends what waits for it.

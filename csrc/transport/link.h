@@ -19,6 +19,8 @@ class Link {
     std::function<void(std::uint32_t, const std::string&)> on_abort;
     // This peer is gone: unexpectedly, or after a goodbye.
     std::function<void(Link&)> on_gone;
+    // Told with the end of a peer: which others are gone.
+    std::function<std::string(int)> also_gone;
   };
 
   // `has_slots`: the peer is on this host, so that devices can share memory.
