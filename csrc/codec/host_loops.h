@@ -10,6 +10,7 @@
 #include "codec/host.h"
 #include "codec/philox.h"
 #include "codec/plain_ops.h"
+#include "codec/spike_loops.h"
 #include "codec/walk.h"
 
 namespace pipecomm {
@@ -255,6 +256,10 @@ inline void clear_padding(const RunLayout& run, std::byte* wire) {
   for (int i = 0; i < (run.has_zeros ? 2 : 1); ++i) {
     __builtin_memset(wire + sections[i] + used, 0, static_cast<std::size_t>(run.zeros_offset - used));
   }
+  const std::int64_t spikes_end = run.spikes_offset + run.num_groups * run.num_spikes * 2;
+  const std::int64_t places_end = run.places_offset + run.num_groups * run.num_spikes;
+  __builtin_memset(wire + spikes_end, 0, static_cast<std::size_t>(run.places_offset - spikes_end));
+  __builtin_memset(wire + places_end, 0, static_cast<std::size_t>(run.codes_offset - places_end));
 }
 
 inline void read_bf16s(const std::byte* from, const DecodeBatch& batch, float* values) {
@@ -280,21 +285,21 @@ inline DecodeScales read_scales(const DecodeBatch& batch, const std::byte* scale
 template <class Isa, typename T, class Rule, int kGroupSize, bool kIsStaged>
 void encode_run(const RunLayout& run, const NoiseKey* noise, const std::byte* src, std::byte* wire) {
   clear_padding(run, wire);
-  if constexpr (kIsStaged) {
-    Stage<Isa, T> stage(kGroupSize);
-    for_each_batch(run, sizeof(T), src, wire, [&](const EncodeBatch& batch, std::byte* scales, std::byte* zeros) {
-      using FloatGroups = Groups<Isa, float, Rule, kGroupSize>;
-      typename FloatGroups::Extents extents;
-      const EncodeBatch staged = stage.template load<FloatGroups>(batch, extents);
-      FloatGroups::encode(staged, extents, noise, scales, zeros);
-    });
-  } else {
-    for_each_batch(run, sizeof(T), src, wire, [](const EncodeBatch& batch, std::byte* scales, std::byte* zeros) {
-      typename Groups<Isa, T, Rule, kGroupSize>::Extents extents;
-      Groups<Isa, T, Rule, kGroupSize>::scan(batch, extents);
-      Groups<Isa, T, Rule, kGroupSize>::encode(batch, extents, nullptr, scales, zeros);
-    });
-  }
+  using Coded = std::conditional_t<kIsStaged, float, T>;
+  using CodedGroups = Groups<Isa, Coded, Rule, kGroupSize>;
+  SpikeStage<Isa, T, kGroupSize> spikes;
+  Stage<Isa, T> stage(kGroupSize);
+  for_each_batch(run, sizeof(T), src, wire, [&](const EncodeBatch& all, std::byte* scales, std::byte* zeros) {
+    const EncodeBatch& batch = run.num_spikes == 0 ? all : spikes.take(run, all, wire);
+    typename CodedGroups::Extents extents;
+    if constexpr (kIsStaged) {
+      const EncodeBatch staged = stage.template load<CodedGroups>(batch, extents);
+      CodedGroups::encode(staged, extents, noise, scales, zeros);
+    } else {
+      CodedGroups::scan(batch, extents);
+      CodedGroups::encode(batch, extents, nullptr, scales, zeros);
+    }
+  });
 }
 
 template <class Isa, typename T, class Rule, int kGroupSize, bool kIsStaged>
@@ -309,6 +314,7 @@ void decode_run(const RunLayout& run, const std::byte* wire, std::byte* dst) {
                    } else {
                      Groups<Isa, T, Rule, kGroupSize>::decode(batch, scales);
                    }
+                   if (run.num_spikes != 0) put_spikes<T>(run, batch, wire);
                  });
 }
 

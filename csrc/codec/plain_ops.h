@@ -31,6 +31,11 @@ struct PlainOps {
   static std::uint32_t max_magnitude(const std::byte* x, T) {
     return Scalar<T>::max_magnitude(x, kCount);
   }
+  // The first value whose magnitude has these bits; there is one.
+  template <int kCount, typename T>
+  static int place_of(const std::byte* x, T, std::uint32_t magnitude) {
+    return Scalar<T>::place_of(x, magnitude);
+  }
   template <typename T>
   static Extremes extremes(const std::byte* x, T) {
     return Scalar<T>::extremes(x, kBlockSize);
