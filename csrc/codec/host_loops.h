@@ -90,12 +90,16 @@ struct Groups {
     if constexpr (!Rule::kIsSymmetric) write_bf16s(zero, batch.size, zeros);
     std::uint32_t num_bad = 0;
     for (int g = 0; g < kBatchSize; ++g) num_bad += scale[g] == kNanBf16 ? 1u : 0u;
-    const bool is_plain = batch.is_full && noise == nullptr && num_bad == 0;
+    if (batch.is_full && noise == nullptr && num_bad == 0) {
+      for (int g = 0; g < kBatchSize; ++g) {
+        const GroupCode group = {scale[g], zero[g], half_zero[g], inverse[g]};
+        Isa::template quantize<kGroupSize>(Rule{}, batch.x[g], T{}, group, batch.codes[g]);
+      }
+      return;
+    }
     for (int g = 0; g < batch.size; ++g) {
       const GroupCode group = {scale[g], zero[g], half_zero[g], inverse[g]};
-      if (is_plain) {
-        Isa::template quantize<kGroupSize>(Rule{}, batch.x[g], T{}, group, batch.codes[g]);
-      } else if (noise == nullptr || !group.is_finite()) {
+      if (noise == nullptr || !group.is_finite()) {
         write_codes(batch.x[g], batch.count[g], group, batch.codes[g]);
       } else {
         write_noisy_codes(batch, g, group, *noise);
@@ -189,10 +193,7 @@ class Stage {
     EncodeBatch staged = batch;
     for (int g = 0; g < batch.size; ++g) staged.x[g] = reinterpret_cast<const std::byte*>(room_ + g * group_size_);
     if (FloatGroups::kScansInPairs && batch.is_full && batch.in_block[0] == InBlock::first) {
-      for (int g = 0; g < kBatchSize; g += 2) {
-        float* at = room_ + g * group_size_;
-        Isa::template transform_and_scan<Isa>(batch.x[g], T{}, at, extents.low + g, extents.high + g);
-      }
+      Isa::template transform_and_scan<Isa>(batch.x[0], T{}, room_, extents.low, extents.high);
       return staged;
     }
     for (int g = 0; g < batch.size; ++g) {
@@ -302,6 +303,12 @@ void encode_run(const RunLayout& run, const NoiseKey* noise, const std::byte* sr
   });
 }
 
+// The instruction set as it writes what is read again at once.
+template <class Ops>
+struct Cached {
+  using Isa = Ops;
+};
+
 template <class Isa, typename T, class Rule, int kGroupSize, bool kIsStaged>
 void decode_run(const RunLayout& run, const std::byte* wire, std::byte* dst) {
   Stage<Isa, T> stage(kGroupSize);
@@ -309,7 +316,8 @@ void decode_run(const RunLayout& run, const std::byte* wire, std::byte* dst) {
                  [&](const DecodeBatch& batch, const std::byte* scale_bytes, const std::byte* zero_bytes) {
                    const DecodeScales scales = read_scales(batch, scale_bytes, zero_bytes, run);
                    if constexpr (kIsStaged) {
-                     Groups<Isa, float, Rule, kGroupSize>::decode(stage.room_for(batch), scales);
+                     using CachedIsa = typename Cached<Isa>::Isa;
+                     Groups<CachedIsa, float, Rule, kGroupSize>::decode(stage.room_for(batch), scales);
                      stage.store(batch, scales);
                    } else {
                      Groups<Isa, T, Rule, kGroupSize>::decode(batch, scales);

@@ -101,14 +101,13 @@ struct Scalar {
     return i;
   }
 
-  // The first value of smallest magnitude.
-  static T smallest(const std::byte* x, int count) {
-    Bits found = kMagnitude;
+  static std::uint32_t min_magnitude(const std::byte* x, int count) {
+    Bits smallest = kMagnitude;
     for (int i = 0; i < count; ++i) {
       const Bits bits = static_cast<Bits>(bits_at(x, i) & kMagnitude);
-      found = bits < found ? bits : found;
+      smallest = bits < smallest ? bits : smallest;
     }
-    return read<T>(x + static_cast<std::size_t>(place_of(x, found)) * sizeof(T));
+    return smallest;
   }
 
   template <class Rule>

@@ -31,13 +31,13 @@ class SpikeStage {
     for (int g = 0; g < batch.size; ++g) {
       __builtin_memcpy(at(g, 0), batch.x[g], static_cast<std::size_t>(batch.count[g]) * sizeof(T));
       staged_.x[g] = at(g, 0);
-      if (run.has_zeros) stand_in[g] = Scalar<T>::smallest(at(g, 0), batch.count[g]);
+      if (run.has_zeros) stand_in[g] = read<T>(at(g, place_of_extreme(g, false)));
     }
     // Group after group, so that none waits for what was just written to it.
     for (int s = 0; s < run.num_spikes; ++s) {
       for (int g = 0; g < batch.size; ++g) {
         const SpikeBytes<std::byte> to(run, wire, batch.first_group - run.group_begin + g);
-        const int place = place_of_largest(g);
+        const int place = place_of_extreme(g, true);
         write(to.values + 2 * s, spike_bits(read_float<T>(at(g, 0), place)));
         to.places[s] = static_cast<std::byte>(place);
         write(at(g, place), stand_in[g]);
@@ -49,12 +49,17 @@ class SpikeStage {
  private:
   std::byte* at(int g, int i) { return reinterpret_cast<std::byte*>(room_ + g * kGroupSize + i); }
 
-  int place_of_largest(int g) {
+  // Of largest or smallest magnitude, the first of several.
+  int place_of_extreme(int g, bool is_largest) {
     const std::byte* x = at(g, 0);
-    if (staged_.count[g] == kGroupSize) {
-      return Isa::template place_of<kGroupSize>(x, T{}, Isa::template max_magnitude<kGroupSize>(x, T{}));
+    const int count = staged_.count[g];
+    if (count != kGroupSize) {
+      return Scalar<T>::place_of(x,
+                                 is_largest ? Scalar<T>::max_magnitude(x, count) : Scalar<T>::min_magnitude(x, count));
     }
-    return Scalar<T>::place_of(x, Scalar<T>::max_magnitude(x, staged_.count[g]));
+    const std::uint32_t bits =
+        is_largest ? Isa::template max_magnitude<kGroupSize>(x, T{}) : Isa::template min_magnitude<kGroupSize>(x, T{});
+    return Isa::template place_of<kGroupSize>(x, T{}, bits);
   }
 
   EncodeBatch staged_;

@@ -213,6 +213,25 @@ TEST(every_instruction_set_gives_the_same_bytes) {
   }
 }
 
+// Those that go past the caches, and those of the same size that cannot: not aligned, or with ragged rows.
+TEST(every_instruction_set_gives_the_same_bytes_for_large_tensors) {
+  const std::pair<const char*, DType> cases[] = {{"int8", DType::float32},
+                                                 {"int4", DType::bfloat16},
+                                                 {"nf4", DType::float16},
+                                                 {"fp8", DType::bfloat16},
+                                                 {"int4:hadamard=64", DType::float16},
+                                                 {"int8:spikes=1", DType::float32}};
+  for (const HostLoops* loops : usable_host_loops()) {
+    if (loops == kPortable) continue;
+    for (const auto& [codec, dtype] : cases) {
+      const auto rows = static_cast<std::int64_t>((std::size_t{17} << 20) / 4096 / dtype_nbytes(dtype));
+      check_isa(*loops, codec, dtype, {rows, 4096}, 0);
+    }
+    check_isa(*loops, "int4", DType::float32, {1100, 4097}, 0);
+    check_isa(*loops, "int4", DType::float32, {1100, 4096}, 8);
+  }
+}
+
 TEST(every_instruction_set_reads_all_16_bit_patterns_alike) {
   const Grid grid{2048, 32};
   for (const char* codec : kCodecs) {
