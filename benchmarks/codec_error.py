@@ -28,19 +28,31 @@ BOUNDARY = NUM_STAGES // 2 - 1
 OUTLIER_CHANNELS = (3, 17, 18, 40, 64, 65, 99, 120)
 OUTLIER_FACTORS = (20.0, 60.0)
 MASSIVE_TOKENS = 2
+# Two channels of 768, far from each other and all others.
+LONE_CHANNELS = (5, 300)
+LONE_FACTOR = 100.0
 CODECS = (
     "int8:group=32",
     "int8",
     "int8:group=128",
     "int8:hadamard=64",
+    "int8:spikes=1",
+    "int8:spikes=4",
     "fp8",
     "int4",
     "int4:hadamard=64",
     "int4:hadamard=64,rounding=stochastic",
+    "int4:spikes=1",
     "int4-symmetric",
     "int4-symmetric:hadamard=64",
+    "int4-symmetric:spikes=1",
+    "int4-symmetric:spikes=2",
+    "int4-symmetric:spikes=4",
     "nf4",
     "nf4:hadamard=64",
+    "nf4:spikes=1",
+    "nf4:spikes=2",
+    "nf4:spikes=4",
 )
 
 
@@ -110,9 +122,15 @@ def relative(got: Tensor, x: Tensor) -> float:
     return float((got - x).norm() / x.norm())
 
 
-def of_other_channels(got: Tensor, x: Tensor) -> float:
+def with_lone_channels() -> Tensor:
+    x = torch.randn(64, 768, generator=torch.Generator().manual_seed(0))
+    x[:, LONE_CHANNELS] *= LONE_FACTOR
+    return x
+
+
+def of_other_channels(got: Tensor, x: Tensor, larger: tuple[int, ...]) -> float:
     """Of all channels that were not made larger: what becomes of the ordinary ones."""
-    others = [c for c in range(x.shape[-1]) if c not in OUTLIER_CHANNELS]
+    others = [c for c in range(x.shape[-1]) if c not in larger]
     return relative(got[..., others], x[..., others])
 
 
@@ -125,13 +143,15 @@ def bits_per_value(codec: str, x: Tensor) -> float:
 def row_of(codec: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
     outliers = tensors["outliers"]
     arrived = through(codec, outliers)
+    lone = with_lone_channels()
     return {
         "case": codec,
         "bits": bits_per_value(codec, outliers),
         "normal": relative(through(codec, tensors["normal"]), tensors["normal"]),
         "activations": relative(through(codec, tensors["activations"]), tensors["activations"]),
         "outliers": relative(arrived, outliers),
-        "outliers, others": of_other_channels(arrived, outliers),
+        "outliers, others": of_other_channels(arrived, outliers, OUTLIER_CHANNELS),
+        "lone, others": of_other_channels(through(codec, lone), lone, LONE_CHANNELS),
         "gradients": relative(through(codec, tensors["gradients"]), tensors["gradients"]),
     }
 

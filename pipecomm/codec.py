@@ -32,10 +32,13 @@ class Codec:
     Options follow a colon, separated by commas: ``int4:hadamard=64,rounding=stochastic,seed=7``.
     ``hadamard=64`` (groups up to 64) spreads outliers over 64 neighbours by a Walsh-Hadamard
     transform with random signs. ``rounding=stochastic`` (integer codecs) is unbiased; its noise
-    depends on ``seed``, on the message and on the element.
+    depends on ``seed``, on the message and on the element. ``spikes=1``, ``2`` or ``4`` (not with
+    ``hadamard``) keeps that many values of each group, the largest, out of its scale and sends
+    them as bfloat16.
 
     A group that holds NaN or infinity decodes to NaN as a whole; with ``hadamard``, the block
-    of 64. docs/wire_format.md has the bytes and error bounds.
+    of 64; with ``spikes``, only if it holds more of them than spikes.
+    docs/wire_format.md has the bytes and error bounds.
 
     ``name`` is the canonical text: ``Codec("int8:group=64") == Codec("int8")``. Any other text
     raises ConfigError, which lists what is known.

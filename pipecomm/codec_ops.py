@@ -18,7 +18,7 @@ from pipecomm.codec import QUANTIZABLE, Codec
 
 __all__ = ["decode", "encode", "through"]
 
-# Scales, and zeros where a codec has them, take 2 bytes a group and are padded to this.
+# Scales, zeros and spikes are sections, each padded to this.
 _SECTION_NBYTES = 16
 
 
@@ -108,27 +108,36 @@ def _wire_nbytes(codec: str, shape: Sequence[int], dtype: torch.dtype) -> int:
     chosen.wire_nbytes((0,), dtype)  # raises for a dtype that does not fit
     if chosen.is_raw:
         return math.prod(shape) * dtype.itemsize
-    group_size, code_bits, num_sections = _layout(chosen.name)
+    group_size, code_bits, sections = _layout(chosen.name)
     rows, cols = (math.prod(shape[:-1]), shape[-1]) if len(shape) > 0 else (1, 1)
     num_groups = rows * ((cols + group_size - 1) // group_size)
-    section = (2 * num_groups + _SECTION_NBYTES - 1) // _SECTION_NBYTES * _SECTION_NBYTES
+    in_sections = sum(
+        (nbytes * num_groups + _SECTION_NBYTES - 1) // _SECTION_NBYTES * _SECTION_NBYTES
+        for nbytes in sections
+    )
     row_codes = cols // group_size * (group_size * code_bits // 8)
     row_codes += (cols % group_size * code_bits + 7) // 8
-    return num_sections * section + rows * row_codes
+    return in_sections + rows * row_codes
 
 
 @functools.cache
-def _layout(name: str) -> tuple[int, int, int]:
-    """Values of a group, bits of a code, sections in front of the codes: read off from sizes."""
+def _layout(name: str) -> tuple[int, int, tuple[int, ...]]:
+    """Values of a group, bits of a code, bytes a group takes in each section before the codes.
+
+    Read off from sizes, but for the spikes.
+    """
+    _, _, options = name.partition(":")
+    num_spikes = next((int(o[7:]) for o in options.split(",") if o.startswith("spikes=")), 0)
+    spikes = (2 * num_spikes, num_spikes) if num_spikes else ()
 
     def nbytes(cols: int) -> int:
-        # 8 rows of one group have sections of exactly 16 bytes.
-        return int(core.codec_wire_nbytes(name, 8, cols))
+        # 16 rows of one group fill every section to its last byte.
+        return int(core.codec_wire_nbytes(name, 16, cols)) - 16 * sum(spikes)
 
-    num_sections = (nbytes(1) - 8) // _SECTION_NBYTES
-    code_bits = (nbytes(32) - _SECTION_NBYTES * num_sections) // 32
-    group_size = next(size for size in (32, 64, 128) if nbytes(size + 1) - nbytes(size) > 8)
-    return group_size, code_bits, num_sections
+    num_sections = (nbytes(1) - 16) // 32
+    code_bits = (nbytes(32) - 32 * num_sections) // 64
+    group_size = next(size for size in (32, 64, 128) if nbytes(size + 1) - nbytes(size) > 16)
+    return group_size, code_bits, (2,) * num_sections + spikes
 
 
 def _save_settings(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

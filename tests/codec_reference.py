@@ -26,6 +26,15 @@ TRANSFORMED = (
     "fp8:hadamard=64",
     "nf4:hadamard=64",
 )
+SPIKED = (
+    "int8:spikes=1",
+    "int8:group=128,spikes=4",
+    "int4:spikes=1",
+    "int4:spikes=4",
+    "int4-symmetric:spikes=2",
+    "fp8:group=32,spikes=2",
+    "nf4:spikes=1",
+)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 EPS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 TRANSFORM_WIDTH = 64
@@ -46,12 +55,20 @@ def family(name: str) -> str:
     return name.split(":")[0]
 
 
-def group_size(name: str) -> int:
+def option(name: str, key: str, default: int) -> int:
     options = dict(option.split("=") for option in name.partition(":")[2].split(",") if option)
-    return int(options.get("group", 32 if family(name) == "int4" else 64))
+    return int(options.get(key, default))
 
 
-GROUP = {name: group_size(name) for name in (*QUANTIZING, *TRANSFORMED)}
+def group_size(name: str) -> int:
+    return option(name, "group", 32 if family(name) == "int4" else 64)
+
+
+def num_spikes(name: str) -> int:
+    return option(name, "spikes", 0)
+
+
+GROUP = {name: group_size(name) for name in (*QUANTIZING, *TRANSFORMED, *SPIKED)}
 
 
 def round_trip(name: str, x: torch.Tensor, seed: int | None = None) -> torch.Tensor:
@@ -148,6 +165,18 @@ def transformed(row: np.ndarray) -> np.ndarray:
     return row
 
 
+def without_spikes(name: str, group: np.ndarray) -> tuple[np.ndarray, list[int], list[int]]:
+    """What is left of a group, and the bf16 bits and places of its spikes."""
+    left, values, places = group.copy(), [], []
+    stand_in = group[np.abs(group).argmin()] if family(name) == "int4" else np.float32(0)
+    for _ in range(num_spikes(name)):
+        place = int(np.abs(left).argmax())
+        values.append(int(bf16_bits(left[place : place + 1], "nearest")[0]))
+        places.append(place)
+        left[place] = stand_in
+    return left, values, places
+
+
 def reference_wire(name: str, x: torch.Tensor) -> bytes:
     """The wire bytes of a tensor of normal, finite numbers."""
     rows = x.float().reshape(-1, x.shape[-1]).numpy()
@@ -155,14 +184,19 @@ def reference_wire(name: str, x: torch.Tensor) -> bytes:
         rows = np.stack([transformed(row) for row in rows])
     size = GROUP[name]
     one = REFERENCES[family(name)]
-    groups = [one(row[i : i + size]) for row in rows for i in range(0, len(row), size)]
+    parts = [without_spikes(name, r[i : i + size]) for r in rows for i in range(0, len(r), size)]
+    groups = [one(left) for left, _, _ in parts]
 
-    def section(values: list[int]) -> bytes:
-        raw = np.array(values, np.uint16).tobytes()
+    def section(values: list[int], dtype: type = np.uint16) -> bytes:
+        raw = np.array(values, dtype).tobytes()
         return raw + bytes(-len(raw) % 16)
 
+    spikes = section([value for _, values, _ in parts for value in values])
+    spikes += section([place for _, _, places in parts for place in places], np.uint8)
+
     zeros = section([zero for _, zero, _ in groups]) if family(name) == "int4" else b""
-    return section([scale for scale, _, _ in groups]) + zeros + b"".join(c for _, _, c in groups)
+    sections = section([scale for scale, _, _ in groups]) + zeros + spikes
+    return sections + b"".join(codes for _, _, codes in groups)
 
 
 # Error bounds
@@ -187,6 +221,15 @@ def half_step(name: str, scale: torch.Tensor, group: torch.Tensor) -> torch.Tens
     return scale / 2
 
 
+def spike_error(name: str, group: torch.Tensor) -> torch.Tensor:
+    """The largest error of those that may be spikes, kept as bf16; 0 for other values."""
+    magnitude = group.double().abs()
+    if num_spikes(name) == 0:
+        return torch.zeros_like(magnitude)
+    least = magnitude.topk(min(num_spikes(name), group.numel())).values.min()
+    return torch.where(magnitude >= least, magnitude * 2.0**-8 + 2.0**-134, 0.0)
+
+
 def assert_within_half_a_step(name: str, x: torch.Tensor) -> None:
     codec = Codec(name)
     wire = codec.encode(x)
@@ -198,4 +241,5 @@ def assert_within_half_a_step(name: str, x: torch.Tensor) -> None:
         quotient = group.double().abs() * 2.0**-22 + scale * 2.0**-17 * (family(name) == "int4")
         output = got.double().abs().clamp(min=torch.finfo(x.dtype).tiny) * EPS[x.dtype]
         bound = half_step(name, scale, group) + quotient + output
+        bound = torch.maximum(bound, spike_error(name, group))
         assert (error <= bound).all(), (group, got, scale)

@@ -14,6 +14,7 @@ from tests.codec_reference import (
     FLOATS,
     GROUP,
     QUANTIZING,
+    SPIKED,
     TRANSFORMED,
     assert_within_half_a_step,
     family,
@@ -24,7 +25,7 @@ from tests.codec_reference import (
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("name", [*QUANTIZING, *TRANSFORMED])
+@pytest.mark.parametrize("name", [*QUANTIZING, *TRANSFORMED, *SPIKED])
 def test_encode_gives_the_bytes_of_the_reference(name: str, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     for shape in ((1, 1), (3, 7), (2, 129), (3, 5, 771), (5, 96), (64, 128), (200, 1)):
@@ -84,7 +85,7 @@ bf16_range = st.floats(-(2.0**127), 2.0**127, width=32)
 
 @settings(max_examples=150, deadline=None)
 @given(
-    name=st.sampled_from(QUANTIZING),
+    name=st.sampled_from([*QUANTIZING, *SPIKED]),
     dtype=st.sampled_from(FLOATS),
     values=st.lists(st.one_of(bf16_range, st.floats(-4, 4, width=32)), min_size=1, max_size=70),
 )
@@ -97,7 +98,7 @@ def test_error_is_at_most_half_a_step_of_the_decoded_scale(
 
 @settings(max_examples=100, deadline=None)
 @given(
-    name=st.sampled_from(QUANTIZING),
+    name=st.sampled_from([*QUANTIZING, *SPIKED]),
     centre=st.floats(-1e6, 1e6, width=32),
     spread=st.sampled_from([0.0, 1e-7, 1e-4, 1e-2]),
     seed=st.integers(0, 2**31),
@@ -174,7 +175,7 @@ def test_mean_error_is_far_below_a_step(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("name", [*QUANTIZING, *TRANSFORMED])
+@pytest.mark.parametrize("name", [*QUANTIZING, *TRANSFORMED, *SPIKED])
 def test_zero_groups_decode_to_positive_zero(name: str, dtype: torch.dtype) -> None:
     x = torch.zeros(256, 256, dtype=dtype)
     x[17, 70] = 1.0
@@ -206,7 +207,7 @@ def test_a_non_finite_value_makes_its_group_nan_and_no_other(
     torch.testing.assert_close(round_trip(name, x), expected, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", [*QUANTIZING, *TRANSFORMED])
+@pytest.mark.parametrize("name", [*QUANTIZING, *TRANSFORMED, *SPIKED])
 @pytest.mark.parametrize(
     ("dtype", "top"),
     [
@@ -228,7 +229,7 @@ def test_the_largest_values_stay_finite(name: str, dtype: torch.dtype, top: floa
 
 
 @pytest.mark.parametrize("flush", [False, True])
-@pytest.mark.parametrize("name", QUANTIZING)
+@pytest.mark.parametrize("name", [*QUANTIZING, *SPIKED])
 def test_subnormal_values_cost_at_most_a_step(name: str, flush: bool) -> None:
     tiny16 = (torch.arange(1000, dtype=torch.float64) * 2**-24).to(torch.float16)
     tiny32 = torch.arange(-100, 100, dtype=torch.float64).mul(1e-40).to(torch.float32)
@@ -256,7 +257,7 @@ def test_groups_of_one_value_decode_close_to_it(dtype: torch.dtype) -> None:
             torch.testing.assert_close(round_trip(name, x), x, rtol=2**-8, atol=0)
 
 
-@pytest.mark.parametrize("name", QUANTIZING)
+@pytest.mark.parametrize("name", [*QUANTIZING, *SPIKED])
 @pytest.mark.parametrize(
     "shape", [(), (1,), (1, 1), (3, 7), (2, 129), (3, 5, 771), (2, 63), (2, 65), (5, 31), (4, 33)]
 )
@@ -275,7 +276,7 @@ def test_tails_keep_their_own_bound_and_repeat(name: str, shape: tuple[int, ...]
         assert decoded.item() == pytest.approx(x.item(), rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["raw", *QUANTIZING, *TRANSFORMED])
+@pytest.mark.parametrize("name", ["raw", *QUANTIZING, *TRANSFORMED, *SPIKED])
 @pytest.mark.parametrize("shape", [(0,), (0, 64), (3, 0), (2, 0, 5)])
 def test_no_elements_take_no_bytes(name: str, shape: tuple[int, ...]) -> None:
     x = torch.empty(shape)

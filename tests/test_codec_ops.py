@@ -19,7 +19,15 @@ from pipecomm.codec import Codec
 from pipecomm.errors import ConfigError, TensorError
 from tests.codec_reference import FLOATS, QUANTIZING, round_trip
 
-MORE = ("int4-symmetric", "fp8", "nf4", "int4:hadamard=64", "int8:rounding=stochastic,seed=5")
+MORE = (
+    "int4-symmetric",
+    "fp8",
+    "nf4",
+    "int4:hadamard=64",
+    "int4:spikes=1",
+    "int8:group=128,spikes=4",
+    "int8:rounding=stochastic,seed=5",
+)
 NAMES = ("raw", *dict.fromkeys((*QUANTIZING, *MORE)))
 SHAPES = ((), (0,), (1,), (2, 0), (0, 70), (3, 5, 771), (8, 128))
 

@@ -52,7 +52,7 @@ def test_expanded_tensors_are_encoded_as_their_copies(name: str) -> None:
     assert torch.equal(Codec(name).encode(x), Codec(name).encode(x.contiguous()))
 
 
-@pytest.mark.parametrize("name", QUANTIZING)
+@pytest.mark.parametrize("name", [*QUANTIZING, "int4:spikes=1"])
 def test_wire_may_start_at_any_byte(name: str) -> None:
     x = torch.randn(9, 200)
     codec = Codec(name)
@@ -75,7 +75,15 @@ def test_threads_encode_side_by_side() -> None:
                 assert torch.equal(got, wire)
 
 
-ISA_CODECS = ("int8", "int4", "fp8", "nf4", "int4:hadamard=64", "int8:rounding=stochastic")
+ISA_CODECS = (
+    "int8",
+    "int4",
+    "fp8",
+    "nf4",
+    "int4:hadamard=64",
+    "int4:spikes=2",
+    "int8:rounding=stochastic",
+)
 
 
 def run_with_isa(isa: str) -> subprocess.CompletedProcess[str]:

@@ -55,6 +55,7 @@ RunLayout layout_of(const CodecSpec& spec, const Grid& grid, std::int64_t group_
   run.cols = grid.cols;
   run.group_size = spec.group_size;
   run.code_bits = code_bits(spec.id);
+  run.num_spikes = spec.num_spikes;
   run.has_zeros = spec.id == CodecId::int4;
   run.groups_per_row = groups_per_row(spec, grid);
   run.has_transform = spec.has_transform;
@@ -63,7 +64,10 @@ RunLayout layout_of(const CodecSpec& spec, const Grid& grid, std::int64_t group_
                         code_nbytes(static_cast<int>(grid.cols % spec.group_size), run.code_bits);
   const std::int64_t section = padded(run.num_groups * 2);
   run.zeros_offset = section;
-  run.codes_offset = run.has_zeros ? 2 * section : section;
+  run.spikes_offset = run.has_zeros ? 2 * section : section;
+  const std::int64_t all_spikes = run.num_groups * run.num_spikes;
+  run.places_offset = run.spikes_offset + padded(all_spikes * 2);
+  run.codes_offset = run.places_offset + padded(all_spikes);
   run.nbytes = run.codes_offset;
   if (run.num_groups > 0) run.nbytes += run.code_position(group_end) - run.code_position(group_begin);
   return run;

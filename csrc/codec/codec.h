@@ -23,6 +23,7 @@ struct CodecSpec {
   CodecId id = CodecId::raw;
   bool has_transform = false;    // hadamard=64
   std::uint16_t group_size = 0;  // values that share a scale; 0 for raw
+  std::uint8_t num_spikes = 0;   // spikes=1|2|4: values of a group that are kept beside its codes
   // Only the encoder looks at these; they do not travel.
   Rounding rounding = Rounding::nearest;
   std::uint64_t seed = 0;
@@ -41,7 +42,8 @@ PC_API CodecSpec parse_codec(const std::string& text);
 // The same for all texts of one meaning.
 PC_API std::string codec_to_string(const CodecSpec& spec);
 
-// The byte that names the codec on the wire: its id, plus 128 with a transform.
+// The byte that names the codec on the wire: its id, plus 128 with a transform, plus 32, 64 or 96 with 1, 2 or 4
+// spikes.
 PC_API std::uint8_t wire_id(const CodecSpec& spec);
 // Nothing where the two fields name no codec that this build has.
 PC_API std::optional<CodecSpec> codec_from_wire(std::uint8_t id, std::uint16_t group_size);

@@ -14,6 +14,9 @@ namespace pipecomm {
 namespace {
 
 constexpr std::uint8_t kTransformBit = 128;
+// Two bits of the wire id say how many spikes: none, 1, 2, 4.
+constexpr int kSpikesShift = 5;
+constexpr std::uint8_t kSpikes[] = {0, 1, 2, 4};
 
 struct Known {
   CodecId id;
@@ -61,8 +64,9 @@ std::string known_text() {
       text += ", \"" + std::string(codec.name) + ":group=" + group_choices(codec) + "\"";
   }
   return text +
-         "; quantizing codecs, in groups of up to 64, take hadamard=64, integer ones rounding=stochastic and with it "
-         "seed=0..2^64-1, separated by commas: \"int4:hadamard=64,rounding=stochastic\"";
+         "; quantizing codecs take spikes=1|2|4 or, in groups of up to 64, hadamard=64, not both; integer ones "
+         "rounding=stochastic and with it seed=0..2^64-1, separated by commas: "
+         "\"int4:hadamard=64,rounding=stochastic\"";
 }
 
 [[noreturn]] void throw_unknown(const std::string& text) {
@@ -78,6 +82,7 @@ bool parse_number(std::string_view text, std::uint64_t& number) {
 struct Options {
   bool group = true;
   bool hadamard = true;
+  bool spikes = true;
   bool rounding = true;
   bool seed = true;
 };
@@ -103,12 +108,17 @@ bool apply_option(const Known& codec, std::string_view option, Options& left, Co
     spec.has_transform = true;
     return take(left.hadamard) && number == kTransformWidth;
   }
+  if (key == "spikes") {
+    spec.num_spikes = static_cast<std::uint8_t>(number);
+    return take(left.spikes) && (number == 1 || number == 2 || number == 4);
+  }
   spec.seed = number;
   return key == "seed" && take(left.seed);
 }
 
 bool is_consistent(const CodecSpec& spec, const Options& left) {
   if (spec.has_transform && (spec.group_size == 0 || spec.group_size > kTransformWidth)) return false;
+  if (spec.num_spikes != 0 && (spec.group_size == 0 || spec.has_transform)) return false;
   return left.seed || spec.rounding == Rounding::stochastic;
 }
 
@@ -139,6 +149,7 @@ std::string codec_to_string(const CodecSpec& spec) {
   const bool is_default = codec->group_sizes.empty() || codec->group_sizes.front() == spec.group_size;
   if (!is_default) options += ",group=" + std::to_string(spec.group_size);
   if (spec.has_transform) options += ",hadamard=" + std::to_string(kTransformWidth);
+  if (spec.num_spikes != 0) options += ",spikes=" + std::to_string(spec.num_spikes);
   if (spec.rounding == Rounding::stochastic) options += ",rounding=stochastic";
   if (spec.seed != 0) options += ",seed=" + std::to_string(spec.seed);
   if (!options.empty()) options.front() = ':';
@@ -146,12 +157,15 @@ std::string codec_to_string(const CodecSpec& spec) {
 }
 
 std::uint8_t wire_id(const CodecSpec& spec) {
-  return static_cast<std::uint8_t>(static_cast<int>(spec.id) | (spec.has_transform ? kTransformBit : 0));
+  const auto spikes = std::find(std::begin(kSpikes), std::end(kSpikes), spec.num_spikes) - std::begin(kSpikes);
+  return static_cast<std::uint8_t>(static_cast<int>(spec.id) | static_cast<int>(spikes) << kSpikesShift |
+                                   (spec.has_transform ? kTransformBit : 0));
 }
 
 std::optional<CodecSpec> codec_from_wire(std::uint8_t id, std::uint16_t group_size) {
   CodecSpec spec;
-  spec.id = static_cast<CodecId>(id & ~kTransformBit);
+  spec.id = static_cast<CodecId>(id & ((1 << kSpikesShift) - 1));
+  spec.num_spikes = kSpikes[id >> kSpikesShift & 3];
   spec.has_transform = (id & kTransformBit) != 0;
   spec.group_size = group_size;
   const Known* codec = find([&](const Known& known) { return known.id == spec.id; });

@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include "codec/kernels.cuh"
+#include "codec/spikes.cuh"
 
 namespace pipecomm {
 
@@ -60,7 +60,7 @@ __device__ inline void transform_back(float (&values)[kPerLane], int lane, float
   zero = 0.0f;
 }
 
-template <typename T, class Rule, int kGroupSize, int kUnitSize>
+template <typename T, class Rule, int kGroupSize, int kUnitSize, bool kHasSpikes>
 __global__ void decode_kernel(RunLayout run, const unsigned char* wire, T* dst) {
   __shared__ float table[16];
   if constexpr (std::is_same_v<Rule, Nf4Rule>) {
@@ -84,17 +84,28 @@ __global__ void decode_kernel(RunLayout run, const unsigned char* wire, T* dst) 
     float zero = Rule::kIsSymmetric ? 0.0f : load_bf16(wire + run.zeros_offset + index * 2);
     if (place.num_values != kGroupSize) {
       decode_part<T, Rule, kGroupSize / kPerLane>(codes, place.num_values, lane, levels, scale, zero, x);
+      if constexpr (kHasSpikes) {
+        // By the lane that wrote there before.
+        for_each_spike<T>(run, index, wire, [&](int i, T value) {
+          if (i < place.num_values && i % (kGroupSize / kPerLane) == lane) x[i] = value;
+        });
+      }
       continue;
     }
     float values[kPerLane];
     load_levels<Rule, kGroupSize / kPerLane>(codes, lane, levels, values);
-    if (kUnitSize == kTransformWidth && place.is_transformed) {
+    if (!kHasSpikes && kUnitSize == kTransformWidth && place.is_transformed) {
       transform_back<Rule>(values, team.lane, scale, zero);
     } else {
       for (int i = 0; i < kPerLane; ++i) values[i] = dequantize<Rule>(values[i], scale, zero);
     }
     T decoded[kPerLane];
     for (int i = 0; i < kPerLane; ++i) decoded[i] = finish_decode<T>(values[i], scale, zero);
+    if constexpr (kHasSpikes) {
+      for_each_spike<T>(run, index, wire, [&](int spike, T value) {
+        for (int i = 0; i < kPerLane; ++i) decoded[i] = spike == lane * kPerLane + i ? value : decoded[i];
+      });
+    }
     store_values(x + lane * kPerLane, decoded);
   }
 }

@@ -1,7 +1,7 @@
 // The encode kernel of every codec: one pass, a lane keeps its values in registers.
 #pragma once
 
-#include "codec/kernels.cuh"
+#include "codec/spikes.cuh"
 
 namespace pipecomm {
 
@@ -19,6 +19,15 @@ __device__ inline void clear_padding(const RunLayout& run, unsigned char* wire) 
   if (used + thread >= run.zeros_offset) return;
   wire[used + thread] = 0;
   if (run.has_zeros) wire[run.zeros_offset + used + thread] = 0;
+}
+
+// The same behind the spikes and their places: fewer than a block has threads.
+__device__ inline void clear_spike_padding(const RunLayout& run, unsigned char* wire) {
+  if (blockIdx.x != 0) return;
+  const std::int64_t used = run.num_groups * run.num_spikes;
+  const auto thread = static_cast<std::int64_t>(threadIdx.x);
+  if (run.spikes_offset + used * 2 + thread < run.places_offset) wire[run.spikes_offset + used * 2 + thread] = 0;
+  if (run.places_offset + used + thread < run.codes_offset) wire[run.places_offset + used + thread] = 0;
 }
 
 // The code of value number i of eight; its low kCodeBits are what is stored.
@@ -73,17 +82,25 @@ __device__ inline void encode_full(const RunLayout& run, std::int64_t index, con
 }
 
 // The last group of a row: never transformed, fewer than kGroupSize values.
-template <typename T, class Rule, int kGroupSize>
+template <typename T, class Rule, int kGroupSize, bool kHasSpikes>
 __device__ inline void encode_part(const RunLayout& run, std::int64_t index, const T* x, int count, int lane,
                                    const KernelNoise& noise, unsigned char* wire, unsigned char* codes) {
   constexpr int kLanes = kGroupSize / kPerLane;
+  Spikes spikes;
+  if constexpr (kHasSpikes) {
+    const auto visit = [&](const auto& fn) {
+      for (int i = lane; i < count; i += kLanes) fn(i, to_float(x[i]));
+    };
+    spikes = take_spikes<kLanes>(run, index, visit, wire);
+  }
+  const auto value = [&](int i) { return kHasSpikes ? spikes.at(i, to_float(x[i])) : to_float(x[i]); };
   Extent extent;
-  for (int i = lane; i < count; i += kLanes) include<Rule>(extent, to_float(x[i]));
+  for (int i = lane; i < count; i += kLanes) include<Rule>(extent, value(i));
   const GroupCode group = group_of_lanes<Rule, kLanes>(extent, noise.is_stochastic);
   if (lane == 0) store_scale<Rule>(run, index, group, wire);
   const auto code = [&](int i) {
     const PhiloxWords words = words_of<kGroupSize>(noise, run.group_begin + index, i);
-    return code_of<Rule>(to_float(x[i]), group, noise, words, i % kNoisePerCall);
+    return code_of<Rule>(value(i), group, noise, words, i % kNoisePerCall);
   };
   if constexpr (Rule::kCodeBits == 8) {
     for (int i = lane; i < count; i += kLanes) codes[i] = static_cast<unsigned char>(code(i) & 0xffu);
@@ -96,9 +113,10 @@ __device__ inline void encode_part(const RunLayout& run, std::int64_t index, con
   }
 }
 
-template <typename T, class Rule, int kGroupSize, int kUnitSize>
+template <typename T, class Rule, int kGroupSize, int kUnitSize, bool kHasSpikes>
 __global__ void encode_kernel(RunLayout run, KernelNoise noise, const T* src, unsigned char* wire) {
   clear_padding(run, wire);
+  if constexpr (kHasSpikes) clear_spike_padding(run, wire);
   const auto team = this_team<kGroupSize, kUnitSize>();
   const std::int64_t num_units = team.num_units(run);
   for (std::int64_t unit = team.first; unit < num_units; unit += team.step) {
@@ -108,12 +126,19 @@ __global__ void encode_kernel(RunLayout run, KernelNoise noise, const T* src, un
     const T* x = src + place.element;
     const int lane = team.group_lane();
     if (place.num_values != kGroupSize) {
-      encode_part<T, Rule, kGroupSize>(run, index, x, place.num_values, lane, noise, wire, wire + place.code);
+      encode_part<T, Rule, kGroupSize, kHasSpikes>(run, index, x, place.num_values, lane, noise, wire,
+                                                   wire + place.code);
       continue;
     }
     float values[kPerLane];
     load_values(x + lane * kPerLane, values);
-    if constexpr (kUnitSize == kTransformWidth) {
+    if constexpr (kHasSpikes) {
+      const auto visit = [&](const auto& fn) {
+        for (int i = 0; i < kPerLane; ++i) fn(lane * kPerLane + i, values[i]);
+      };
+      const Spikes spikes = take_spikes<kGroupSize / kPerLane>(run, index, visit, wire);
+      for (int i = 0; i < kPerLane; ++i) values[i] = spikes.at(lane * kPerLane + i, values[i]);
+    } else if constexpr (kUnitSize == kTransformWidth) {
       if (place.is_transformed) {
         multiply_by_factors(values, team.lane, kTransformScale);
         butterflies_of_lanes(values, team.lane);

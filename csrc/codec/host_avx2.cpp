@@ -89,6 +89,42 @@ struct Avx2 : PlainOps {
     return max_u32(largest);
   }
 
+  template <int kCount, typename T>
+  static std::uint32_t min_magnitude(const std::byte* x, T) {
+    __m256i smallest = _mm256_set1_epi32(-1);
+    for (std::size_t i = 0; i < kCount * sizeof(T); i += 32) {
+      smallest = _mm256_min_epu16(smallest, _mm256_and_si256(load_bits(x + i), _mm256_set1_epi16(0x7fff)));
+    }
+    return min_u16(smallest);
+  }
+  template <int kCount>
+  static std::uint32_t min_magnitude(const std::byte* x, float) {
+    __m256i smallest = _mm256_set1_epi32(-1);
+    for (std::size_t i = 0; i < kCount * sizeof(float); i += 32) {
+      smallest = _mm256_min_epu32(smallest, _mm256_and_si256(load_bits(x + i), _mm256_set1_epi32(0x7fffffff)));
+    }
+    return min_u32(smallest);
+  }
+
+  template <int kCount, typename T>
+  static int place_of(const std::byte* x, T, std::uint32_t magnitude) {
+    const __m256i wanted = _mm256_set1_epi16(static_cast<std::int16_t>(magnitude));
+    for (int i = 0;; i += 16) {
+      const __m256i bits = _mm256_and_si256(load_bits(x + 2 * i), _mm256_set1_epi16(0x7fff));
+      const int found = _mm256_movemask_epi8(_mm256_cmpeq_epi16(bits, wanted));
+      if (found != 0) return i + __builtin_ctz(static_cast<unsigned>(found)) / 2;
+    }
+  }
+  template <int kCount>
+  static int place_of(const std::byte* x, float, std::uint32_t magnitude) {
+    const __m256i wanted = _mm256_set1_epi32(static_cast<std::int32_t>(magnitude));
+    for (int i = 0;; i += 8) {
+      const __m256i bits = _mm256_and_si256(load_bits(x + 4 * i), _mm256_set1_epi32(0x7fffffff));
+      const int found = _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(bits, wanted)));
+      if (found != 0) return i + __builtin_ctz(static_cast<unsigned>(found));
+    }
+  }
+
   static __m256i keys_u16(__m256i bits) {
     const __m256i flip = _mm256_or_si256(_mm256_srai_epi16(bits, 15), _mm256_set1_epi16(INT16_MIN));
     return _mm256_xor_si256(bits, flip);

@@ -10,6 +10,7 @@
 #include "codec/host.h"
 #include "codec/philox.h"
 #include "codec/plain_ops.h"
+#include "codec/spike_loops.h"
 #include "codec/walk.h"
 
 namespace pipecomm {
@@ -89,12 +90,16 @@ struct Groups {
     if constexpr (!Rule::kIsSymmetric) write_bf16s(zero, batch.size, zeros);
     std::uint32_t num_bad = 0;
     for (int g = 0; g < kBatchSize; ++g) num_bad += scale[g] == kNanBf16 ? 1u : 0u;
-    const bool is_plain = batch.is_full && noise == nullptr && num_bad == 0;
+    if (batch.is_full && noise == nullptr && num_bad == 0) {
+      for (int g = 0; g < kBatchSize; ++g) {
+        const GroupCode group = {scale[g], zero[g], half_zero[g], inverse[g]};
+        Isa::template quantize<kGroupSize>(Rule{}, batch.x[g], T{}, group, batch.codes[g]);
+      }
+      return;
+    }
     for (int g = 0; g < batch.size; ++g) {
       const GroupCode group = {scale[g], zero[g], half_zero[g], inverse[g]};
-      if (is_plain) {
-        Isa::template quantize<kGroupSize>(Rule{}, batch.x[g], T{}, group, batch.codes[g]);
-      } else if (noise == nullptr || !group.is_finite()) {
+      if (noise == nullptr || !group.is_finite()) {
         write_codes(batch.x[g], batch.count[g], group, batch.codes[g]);
       } else {
         write_noisy_codes(batch, g, group, *noise);
@@ -188,10 +193,7 @@ class Stage {
     EncodeBatch staged = batch;
     for (int g = 0; g < batch.size; ++g) staged.x[g] = reinterpret_cast<const std::byte*>(room_ + g * group_size_);
     if (FloatGroups::kScansInPairs && batch.is_full && batch.in_block[0] == InBlock::first) {
-      for (int g = 0; g < kBatchSize; g += 2) {
-        float* at = room_ + g * group_size_;
-        Isa::template transform_and_scan<Isa>(batch.x[g], T{}, at, extents.low + g, extents.high + g);
-      }
+      Isa::template transform_and_scan<Isa>(batch.x[0], T{}, room_, extents.low, extents.high);
       return staged;
     }
     for (int g = 0; g < batch.size; ++g) {
@@ -255,6 +257,10 @@ inline void clear_padding(const RunLayout& run, std::byte* wire) {
   for (int i = 0; i < (run.has_zeros ? 2 : 1); ++i) {
     __builtin_memset(wire + sections[i] + used, 0, static_cast<std::size_t>(run.zeros_offset - used));
   }
+  const std::int64_t spikes_end = run.spikes_offset + run.num_groups * run.num_spikes * 2;
+  const std::int64_t places_end = run.places_offset + run.num_groups * run.num_spikes;
+  __builtin_memset(wire + spikes_end, 0, static_cast<std::size_t>(run.places_offset - spikes_end));
+  __builtin_memset(wire + places_end, 0, static_cast<std::size_t>(run.codes_offset - places_end));
 }
 
 inline void read_bf16s(const std::byte* from, const DecodeBatch& batch, float* values) {
@@ -280,22 +286,28 @@ inline DecodeScales read_scales(const DecodeBatch& batch, const std::byte* scale
 template <class Isa, typename T, class Rule, int kGroupSize, bool kIsStaged>
 void encode_run(const RunLayout& run, const NoiseKey* noise, const std::byte* src, std::byte* wire) {
   clear_padding(run, wire);
-  if constexpr (kIsStaged) {
-    Stage<Isa, T> stage(kGroupSize);
-    for_each_batch(run, sizeof(T), src, wire, [&](const EncodeBatch& batch, std::byte* scales, std::byte* zeros) {
-      using FloatGroups = Groups<Isa, float, Rule, kGroupSize>;
-      typename FloatGroups::Extents extents;
-      const EncodeBatch staged = stage.template load<FloatGroups>(batch, extents);
-      FloatGroups::encode(staged, extents, noise, scales, zeros);
-    });
-  } else {
-    for_each_batch(run, sizeof(T), src, wire, [](const EncodeBatch& batch, std::byte* scales, std::byte* zeros) {
-      typename Groups<Isa, T, Rule, kGroupSize>::Extents extents;
-      Groups<Isa, T, Rule, kGroupSize>::scan(batch, extents);
-      Groups<Isa, T, Rule, kGroupSize>::encode(batch, extents, nullptr, scales, zeros);
-    });
-  }
+  using Coded = std::conditional_t<kIsStaged, float, T>;
+  using CodedGroups = Groups<Isa, Coded, Rule, kGroupSize>;
+  SpikeStage<Isa, T, kGroupSize> spikes;
+  Stage<Isa, T> stage(kGroupSize);
+  for_each_batch(run, sizeof(T), src, wire, [&](const EncodeBatch& all, std::byte* scales, std::byte* zeros) {
+    const EncodeBatch& batch = run.num_spikes == 0 ? all : spikes.take(run, all, wire);
+    typename CodedGroups::Extents extents;
+    if constexpr (kIsStaged) {
+      const EncodeBatch staged = stage.template load<CodedGroups>(batch, extents);
+      CodedGroups::encode(staged, extents, noise, scales, zeros);
+    } else {
+      CodedGroups::scan(batch, extents);
+      CodedGroups::encode(batch, extents, nullptr, scales, zeros);
+    }
+  });
 }
+
+// The instruction set as it writes what is read again at once.
+template <class Ops>
+struct Cached {
+  using Isa = Ops;
+};
 
 template <class Isa, typename T, class Rule, int kGroupSize, bool kIsStaged>
 void decode_run(const RunLayout& run, const std::byte* wire, std::byte* dst) {
@@ -304,11 +316,13 @@ void decode_run(const RunLayout& run, const std::byte* wire, std::byte* dst) {
                  [&](const DecodeBatch& batch, const std::byte* scale_bytes, const std::byte* zero_bytes) {
                    const DecodeScales scales = read_scales(batch, scale_bytes, zero_bytes, run);
                    if constexpr (kIsStaged) {
-                     Groups<Isa, float, Rule, kGroupSize>::decode(stage.room_for(batch), scales);
+                     using CachedIsa = typename Cached<Isa>::Isa;
+                     Groups<CachedIsa, float, Rule, kGroupSize>::decode(stage.room_for(batch), scales);
                      stage.store(batch, scales);
                    } else {
                      Groups<Isa, T, Rule, kGroupSize>::decode(batch, scales);
                    }
+                   if (run.num_spikes != 0) put_spikes<T>(run, batch, wire);
                  });
 }
 

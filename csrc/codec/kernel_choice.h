@@ -1,4 +1,4 @@
-// Which kernel codes a run: its rule, group size and unit (kernels.cuh), as template arguments.
+// Which kernel codes a run: its rule, group size, unit (kernels.cuh) and whether it has spikes, as template arguments.
 #pragma once
 
 #include <type_traits>
@@ -15,23 +15,30 @@ using Size = std::integral_constant<int, kValue>;
 // Values per team: groups that share a transform block are coded together.
 inline int unit_size(const RunLayout& run) { return run.has_transform ? kTransformWidth : run.group_size; }
 
-template <class Rule, typename Fn>
-void choose_sizes(const RunLayout& run, const Fn& fn) {
-  if (run.group_size == 32 && run.has_transform) return fn(Rule{}, Size<32>{}, Size<64>{});
-  if (run.group_size == 32) return fn(Rule{}, Size<32>{}, Size<32>{});
-  if (run.group_size == 64) return fn(Rule{}, Size<64>{}, Size<64>{});
-  fn(Rule{}, Size<128>{}, Size<128>{});
+// Groups of 64 with a transform are kernels that also serve without one; with spikes there is none.
+template <class Rule, int kGroupSize, typename Fn>
+void choose_spikes(const RunLayout& run, const Fn& fn) {
+  if (run.num_spikes != 0) return fn(Rule{}, Size<kGroupSize>{}, Size<kGroupSize>{}, std::true_type{});
+  fn(Rule{}, Size<kGroupSize>{}, Size<kGroupSize>{}, std::false_type{});
 }
 
-// Calls fn(Rule{}, Size<group>{}, Size<unit>{}).
+template <class Rule, typename Fn>
+void choose_sizes(const RunLayout& run, const Fn& fn) {
+  if (run.group_size == 32 && run.has_transform) return fn(Rule{}, Size<32>{}, Size<64>{}, std::false_type{});
+  if (run.group_size == 32) return choose_spikes<Rule, 32>(run, fn);
+  if (run.group_size == 64) return choose_spikes<Rule, 64>(run, fn);
+  choose_spikes<Rule, 128>(run, fn);
+}
+
+// Calls fn(Rule{}, Size<group>{}, Size<unit>{}, has_spikes).
 template <typename Fn>
 void choose_kernel(CodecId codec, const RunLayout& run, const Fn& fn) {
   if (codec == CodecId::int8) return choose_sizes<Int8Rule>(run, fn);
   if (codec == CodecId::fp8) return choose_sizes<Fp8Rule>(run, fn);
-  if (codec == CodecId::int4_symmetric) return fn(Int4SymmetricRule{}, Size<64>{}, Size<64>{});
-  if (codec == CodecId::nf4) return fn(Nf4Rule{}, Size<64>{}, Size<64>{});
-  if (run.has_transform) return fn(Int4Rule{}, Size<32>{}, Size<64>{});
-  fn(Int4Rule{}, Size<32>{}, Size<32>{});
+  if (codec == CodecId::int4_symmetric) return choose_spikes<Int4SymmetricRule, 64>(run, fn);
+  if (codec == CodecId::nf4) return choose_spikes<Nf4Rule, 64>(run, fn);
+  if (run.has_transform) return fn(Int4Rule{}, Size<32>{}, Size<64>{}, std::false_type{});
+  choose_spikes<Int4Rule, 32>(run, fn);
 }
 
 }  // namespace pipecomm

@@ -13,8 +13,8 @@ void encode_cuda(const CodecSpec& spec, DType dtype, const void* src, const Grid
   const KernelNoise noise{{spec.seed, sequence}, spec.rounding == Rounding::stochastic};
   dispatch_float(dtype, [&](auto value) {
     using T = decltype(value);
-    choose_kernel(spec.id, run, [&](auto rule, auto group_size, auto unit_size) {
-      encode_kernel<T, decltype(rule), group_size(), unit_size()>
+    choose_kernel(spec.id, run, [&](auto rule, auto group_size, auto unit_size, auto has_spikes) {
+      encode_kernel<T, decltype(rule), group_size(), unit_size(), has_spikes()>
           <<<num_blocks(run), kBlockThreads, 0, static_cast<cudaStream_t>(stream)>>>(
               run, noise, static_cast<const T*>(src), static_cast<unsigned char*>(wire));
     });

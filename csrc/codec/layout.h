@@ -1,6 +1,7 @@
 // Where the bytes of an encoded run of groups lie; shared by the host loops and the kernels.
 //   scales  bf16[num_groups]                padded with zeros to 16 bytes
 //   zeros   bf16[num_groups], int4 only     padded with zeros to 16 bytes
+//   spikes  bf16[num_groups * num_spikes]   and then their places, u8 each; with spikes=, padded likewise
 //   codes   group after group, no padding: a group of n values takes n bytes (8 bits a code) or ceil(n / 2) (4 bits)
 // With a transform, whole blocks of kTransformWidth values of a row are transformed; what is left of a row is not.
 // Values are little-endian. docs/wire_format.md draws this.
@@ -34,10 +35,13 @@ struct RunLayout {
   std::int64_t groups_per_row;
   std::int64_t row_code_nbytes;
   std::int64_t zeros_offset;
+  std::int64_t spikes_offset;
+  std::int64_t places_offset;
   std::int64_t codes_offset;
   std::int64_t nbytes;
   int group_size;
   int code_bits;
+  int num_spikes;  // of each group
   bool has_zeros;
   // Rows are whole groups, so that rows need not be told apart.
   bool is_dense;

@@ -6,6 +6,7 @@
 
 #include "codec/hadamard.h"
 #include "codec/scalar_groups.h"
+#include "codec/walk.h"
 
 namespace pipecomm {
 namespace {
@@ -30,6 +31,15 @@ struct PlainOps {
   template <int kCount, typename T>
   static std::uint32_t max_magnitude(const std::byte* x, T) {
     return Scalar<T>::max_magnitude(x, kCount);
+  }
+  template <int kCount, typename T>
+  static std::uint32_t min_magnitude(const std::byte* x, T) {
+    return Scalar<T>::min_magnitude(x, kCount);
+  }
+  // The first value whose magnitude has these bits; there is one.
+  template <int kCount, typename T>
+  static int place_of(const std::byte* x, T, std::uint32_t magnitude) {
+    return Scalar<T>::place_of(x, magnitude);
   }
   template <typename T>
   static Extremes extremes(const std::byte* x, T) {
@@ -72,15 +82,17 @@ struct PlainOps {
     for (int i = 0; i < kTransformWidth; ++i) out[i] = multiply(read_float<T>(x, i), kEncodeFactors.at[i]);
     butterflies(out);
   }
-  // Also order keys of the smallest and the largest value of each half; of NaN where the block is not finite.
+  // A full batch of groups of kBlockSize, in blocks one after the other. Also order keys of each group's smallest and
+  // largest value, one of which is that of a NaN where the block is not finite.
   template <class Isa, typename T>
   static void transform_and_scan(const std::byte* x, T value, float* out, std::uint32_t* low, std::uint32_t* high) {
-    Isa::transform(x, value, out);
-    for (int half = 0; half < 2; ++half) {
-      const auto* floats = reinterpret_cast<const std::byte*>(out + half * kBlockSize);
-      const Extremes found = Isa::extremes(floats, 0.0f);
-      low[half] = found.low;
-      high[half] = found.high;
+    for (std::size_t g = 0; g < kBatchSize; g += 2) {
+      Isa::transform(x + g * kBlockSize * sizeof(T), value, out + g * kBlockSize);
+    }
+    for (std::size_t g = 0; g < kBatchSize; ++g) {
+      const Extremes found = Isa::extremes(reinterpret_cast<const std::byte*>(out + g * kBlockSize), 0.0f);
+      low[g] = found.low;
+      high[g] = found.high;
     }
   }
   // Destroys `in`; its values are finite.

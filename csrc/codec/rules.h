@@ -200,8 +200,8 @@ struct Nf4Rule {
   }
 };
 
-// The value of a level. Where there is a zero, level * scale alone can exceed the largest float, so halves are added,
-// which are exact: where the group decodes in range this is zero + level * scale, bit for bit.
+// The value of a level. Where there is a zero, level * scale alone can exceed the largest float: then halves are added.
+// Only then, for the half of a subnormal number need not be one.
 template <class Rule>
 PC_HD inline float dequantize(float level, float scale, float zero) {
   if constexpr (Rule::kIsSymmetric && Rule::kCodeBits == 4) {
@@ -210,6 +210,7 @@ PC_HD inline float dequantize(float level, float scale, float zero) {
   } else if constexpr (Rule::kIsSymmetric) {
     return multiply(level, scale);
   } else {
+    if (decodes_in_range<float>(scale, zero, Rule::kMaxLevel)) return add(zero, multiply(level, scale));
     const float steps = multiply(level, multiply(scale, 0.5f));
     return multiply(add(multiply(zero, 0.5f), steps), 2.0f);
   }

@@ -69,12 +69,15 @@ template <typename T>
 struct Scalar {
   using Bits = typename BitsOf<T>::type;
 
+  static constexpr Bits kMagnitude = static_cast<Bits>(~Bits{0}) >> 1;
+
+  static Bits bits_at(const std::byte* x, int i) { return read<Bits>(x + static_cast<std::size_t>(i) * sizeof(T)); }
+
   // Of T's own bits.
   static std::uint32_t max_magnitude(const std::byte* x, int count) {
-    constexpr Bits kMagnitude = static_cast<Bits>(~Bits{0}) >> 1;
     Bits largest = 0;
     for (int i = 0; i < count; ++i) {
-      const Bits bits = static_cast<Bits>(read<Bits>(x + static_cast<std::size_t>(i) * sizeof(T)) & kMagnitude);
+      const Bits bits = static_cast<Bits>(bits_at(x, i) & kMagnitude);
       largest = bits > largest ? bits : largest;
     }
     return largest;
@@ -84,11 +87,27 @@ struct Scalar {
     Bits low = static_cast<Bits>(~Bits{0});
     Bits high = 0;
     for (int i = 0; i < count; ++i) {
-      const Bits key = order_key(read<Bits>(x + static_cast<std::size_t>(i) * sizeof(T)));
+      const Bits key = order_key(bits_at(x, i));
       low = key < low ? key : low;
       high = key > high ? key : high;
     }
     return {low, high};
+  }
+
+  // The first value whose magnitude has these bits; there is one.
+  static int place_of(const std::byte* x, std::uint32_t magnitude) {
+    int i = 0;
+    while ((bits_at(x, i) & kMagnitude) != magnitude) ++i;
+    return i;
+  }
+
+  static std::uint32_t min_magnitude(const std::byte* x, int count) {
+    Bits smallest = kMagnitude;
+    for (int i = 0; i < count; ++i) {
+      const Bits bits = static_cast<Bits>(bits_at(x, i) & kMagnitude);
+      smallest = bits < smallest ? bits : smallest;
+    }
+    return smallest;
   }
 
   template <class Rule>

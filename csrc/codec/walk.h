@@ -45,7 +45,9 @@ class Walk {
   // The batch after `batch`, with whole transform blocks.
   void next(std::int64_t num_left, Batch<X, Byte>& batch) {
     const bool is_whole = !run_.has_transform || col_ % kTransformWidth == 0;
+    const bool was_full = batch.is_full;
     batch.is_full = num_left >= kBatchSize && run_.cols - col_ >= kBatchSize * run_.group_size && is_whole;
+    if (batch.is_full && was_full) return move_on(batch);
     if (batch.is_full) return next_full(batch);
     const int limit = num_left < kBatchSize ? static_cast<int>(num_left) : kBatchSize;
     int g = 0;
@@ -80,8 +82,19 @@ class Walk {
                                                       : InBlock::rest;
     }
     batch.size = kBatchSize;
-    x_ += kBatchSize * group_nbytes;
-    codes_ += kBatchSize * group_codes;
+    step();
+  }
+
+  // From a full batch to the full one behind it.
+  void move_on(Batch<X, Byte>& batch) {
+    for (int g = 0; g < kBatchSize; ++g) batch.x[g] += kBatchSize * run_.group_size * value_nbytes_;
+    for (int g = 0; g < kBatchSize; ++g) batch.codes[g] += kBatchSize * run_.full_code_nbytes();
+    step();
+  }
+
+  void step() {
+    x_ += kBatchSize * run_.group_size * value_nbytes_;
+    codes_ += kBatchSize * run_.full_code_nbytes();
     col_ += kBatchSize * run_.group_size;
     col_ = col_ == run_.cols ? 0 : col_;
   }

@@ -39,7 +39,13 @@ const char* const kCodecs[] = {"int8",
                                "int8:group=128,rounding=stochastic,seed=3",
                                "int4:rounding=stochastic",
                                "int4-symmetric:rounding=stochastic",
-                               "int4:hadamard=64,rounding=stochastic"};
+                               "int4:hadamard=64,rounding=stochastic",
+                               "int8:group=32,spikes=4",
+                               "int8:group=128,spikes=1",
+                               "int4:spikes=2",
+                               "int4-symmetric:spikes=1,rounding=stochastic",
+                               "fp8:spikes=2",
+                               "nf4:spikes=4"};
 const DType kDTypes[] = {DType::float32, DType::bfloat16, DType::float16};
 const Grid kGrids[] = {{1, 1}, {1, 32}, {3, 7}, {2, 129}, {5, 96}, {15, 771}, {4, 256}, {300, 1}, {0, 64}, {5, 0}};
 
@@ -89,6 +95,9 @@ TEST(wire_nbytes_is_padded_scales_then_codes) {
   CHECK_EQ(wire_nbytes(parse_codec("nf4"), {2, 64}, 0, 2), 16u + 2u * 32u);
   CHECK_EQ(wire_nbytes(parse_codec("fp8:group=128"), {1, 200}, 0, 2), 16u + 200u);
   CHECK_EQ(wire_nbytes(parse_codec("int4:hadamard=64"), {3, 771}, 0, 75), wire_nbytes(int4, {3, 771}, 0, 75));
+  CHECK_EQ(wire_nbytes(parse_codec("int4:spikes=1"), {1, 288}, 0, 9), 2u * 32u + 32u + 16u + 9u * 16u);
+  CHECK_EQ(wire_nbytes(parse_codec("nf4:spikes=4"), {2, 70}, 0, 4), 16u + 32u + 16u + 2u * (32u + 3u));
+  CHECK_EQ(wire_nbytes(parse_codec("int8:spikes=2"), {0, 64}, 0, 0), 0u);
   CHECK_EQ(wire_nbytes(int8, {0, 64}, 0, 0), 0u);
   CHECK_EQ(wire_nbytes(int8, {5, 0}, 0, 0), 0u);
 }
@@ -201,6 +210,25 @@ TEST(every_instruction_set_gives_the_same_bytes) {
         for (const std::size_t offset : {1u, 3u, 8u, 30u}) check_isa(*loops, codec, dtype, {3, 300}, offset);
       }
     }
+  }
+}
+
+// Those that go past the caches, and those of the same size that cannot: not aligned, or with ragged rows.
+TEST(every_instruction_set_gives_the_same_bytes_for_large_tensors) {
+  const std::pair<const char*, DType> cases[] = {{"int8", DType::float32},
+                                                 {"int4", DType::bfloat16},
+                                                 {"nf4", DType::float16},
+                                                 {"fp8", DType::bfloat16},
+                                                 {"int4:hadamard=64", DType::float16},
+                                                 {"int8:spikes=1", DType::float32}};
+  for (const HostLoops* loops : usable_host_loops()) {
+    if (loops == kPortable) continue;
+    for (const auto& [codec, dtype] : cases) {
+      const auto rows = static_cast<std::int64_t>((std::size_t{17} << 20) / 4096 / dtype_nbytes(dtype));
+      check_isa(*loops, codec, dtype, {rows, 4096}, 0);
+    }
+    check_isa(*loops, "int4", DType::float32, {1100, 4097}, 0);
+    check_isa(*loops, "int4", DType::float32, {1100, 4096}, 8);
   }
 }
 

@@ -23,6 +23,8 @@ TEST(codec_names_are_read_and_written_back_in_canonical_form) {
       {"int8:rounding=nearest", "int8"},
       {"int4:hadamard=64", "int4:hadamard=64"},
       {"int8:hadamard=64,group=32", "int8:group=32,hadamard=64"},
+      {"int4:spikes=1", "int4:spikes=1"},
+      {"int8:rounding=stochastic,spikes=4,group=128", "int8:group=128,spikes=4,rounding=stochastic"},
       {"int4:seed=0,rounding=stochastic", "int4:rounding=stochastic"},
       {"int4:group=32,hadamard=64,rounding=stochastic", "int4:hadamard=64,rounding=stochastic"},
       {"int8:seed=18446744073709551615,rounding=stochastic,group=128",
@@ -60,6 +62,14 @@ TEST(unknown_codec_names_are_refused_with_the_known_ones) {
                                  "int8:hadamard=0",
                                  "int8:hadamard=64,hadamard=64",
                                  "int8:hadamard=64,group=128",
+                                 "int8:hadamard=64,spikes=1",
+                                 "int8:spikes=0",
+                                 "int8:spikes=3",
+                                 "int8:spikes=8",
+                                 "int8:spikes=257",
+                                 "int8:spikes=",
+                                 "int8:spikes=1,spikes=1",
+                                 "raw:spikes=1",
                                  "raw:hadamard=64",
                                  "raw:rounding=nearest,seed=1",
                                  "int8:rounding=up",
@@ -77,8 +87,9 @@ TEST(unknown_codec_names_are_refused_with_the_known_ones) {
 }
 
 TEST(codec_fields_from_the_wire_are_known_only_if_a_name_has_them) {
-  for (const char* name : {"raw", "int8", "int8:group=128", "int4", "int4-symmetric", "fp8:group=32", "nf4",
-                           "int4:hadamard=64", "int8:group=32,hadamard=64", "nf4:hadamard=64"}) {
+  for (const char* name :
+       {"raw", "int8", "int8:group=128", "int4", "int4-symmetric", "fp8:group=32", "nf4", "int4:hadamard=64",
+        "int8:group=32,hadamard=64", "nf4:hadamard=64", "int4:spikes=1", "fp8:group=128,spikes=2", "nf4:spikes=4"}) {
     const CodecSpec spec = parse_codec(name);
     CHECK(codec_from_wire(wire_id(spec), spec.group_size) == spec);
   }
@@ -91,7 +102,8 @@ TEST(codec_fields_from_the_wire_are_known_only_if_a_name_has_them) {
       CHECK(parse_codec(codec_to_string(*spec)) == *spec);
     }
   }
-  CHECK_EQ(num_known, 17);
+  // raw; nine pairs of family and group size: plain and with 1, 2 and 4 spikes; seven with a transform.
+  CHECK_EQ(num_known, 1 + 9 * 4 + 7);
 }
 
 TEST(rounding_and_seed_do_not_travel) {

@@ -50,6 +50,16 @@ void check_symmetric_codes(std::uint32_t exact_from) {
   }
 }
 
+// Halves would lose the last bit of a subnormal step, and with it the equality with tables of decoded values.
+TEST(int4_values_of_subnormal_steps_are_exact) {
+  for (std::uint32_t bits = 1; bits < 64; ++bits) {
+    const float step = bits_to_float(bits);
+    CHECK_EQ(float_to_bits(dequantize<Int4Rule>(3.0f, step, step)), 4 * bits);
+  }
+  const float top = max_finite<Bf16>();
+  CHECK_EQ(dequantize<Int4Rule>(15.0f, top / 7.5f, -top), top);
+}
+
 TEST(int8_codes_never_pass_127_and_the_largest_value_keeps_its_code) { check_symmetric_codes<Int8Rule>(0x04000000u); }
 TEST(int4_symmetric_codes_never_pass_7) { check_symmetric_codes<Int4SymmetricRule>(0x02000000u); }
 

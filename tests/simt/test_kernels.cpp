@@ -65,9 +65,10 @@ void run_encode(const Case& c, const RunLayout& run, const std::byte* src, std::
   const T* x = reinterpret_cast<const T*>(src);
   auto* out = reinterpret_cast<unsigned char*>(wire);
   const KernelNoise noise{{c.spec.seed, kSequence}, c.spec.rounding == Rounding::stochastic};
-  choose_kernel(c.spec.id, run, [&](auto rule, auto group_size, auto unit_size) {
-    simt::launch(c.num_blocks, kBlockThreads, c.order,
-                 [&] { encode_kernel<T, decltype(rule), group_size(), unit_size()>(run, noise, x, out); });
+  choose_kernel(c.spec.id, run, [&](auto rule, auto group_size, auto unit_size, auto has_spikes) {
+    simt::launch(c.num_blocks, kBlockThreads, c.order, [&] {
+      encode_kernel<T, decltype(rule), group_size(), unit_size(), has_spikes()>(run, noise, x, out);
+    });
   });
 }
 
@@ -75,9 +76,9 @@ template <typename T>
 void run_decode(const Case& c, const RunLayout& run, const std::byte* wire, std::byte* dst) {
   const auto* in = reinterpret_cast<const unsigned char*>(wire);
   T* x = reinterpret_cast<T*>(dst);
-  choose_kernel(c.spec.id, run, [&](auto rule, auto group_size, auto unit_size) {
+  choose_kernel(c.spec.id, run, [&](auto rule, auto group_size, auto unit_size, auto has_spikes) {
     simt::launch(c.num_blocks, kBlockThreads, c.order,
-                 [&] { decode_kernel<T, decltype(rule), group_size(), unit_size()>(run, in, x); });
+                 [&] { decode_kernel<T, decltype(rule), group_size(), unit_size(), has_spikes()>(run, in, x); });
   });
 }
 
@@ -159,6 +160,12 @@ TEST(nf4_kernels_give_the_hosts_bytes) { check_codec("nf4"); }
 TEST(transforms_in_kernels_give_the_hosts_bytes) {
   for (const char* name : {"int8:hadamard=64", "int8:group=32,hadamard=64", "fp8:hadamard=64", "nf4:hadamard=64",
                            "fp8:group=32,hadamard=64"}) {
+    check_codec(name);
+  }
+}
+TEST(spikes_in_kernels_are_the_hosts) {
+  for (const char* name : {"int8:group=32,spikes=4", "int4:spikes=1", "int4-symmetric:spikes=2,rounding=stochastic",
+                           "fp8:group=128,spikes=1", "nf4:spikes=4"}) {
     check_codec(name);
   }
 }
