@@ -40,6 +40,8 @@ ERROR_LIMITS = {
     "fp8": 1 / 28 + 2**-8,
     "nf4": 0.16,
 }
+# No codec; a fill writes as much as a decoder and reads nothing: no decoder is faster.
+PLAIN = ("copy", "fill")
 # Part of the tensor that peers work on: still more than the caches hold.
 PEER_SHARE = 2
 
@@ -138,7 +140,7 @@ def rows_for(dtype: torch.dtype, codecs: list[Codec], options: Any) -> list[dict
     out = torch.empty_like(x)
     wires = {codec.name: codec.encode(x) for codec in codecs}
     errors = {c.name: checked_error(c, x, c.decode(wires[c.name], out)) for c in codecs}
-    calls: dict[str, Any] = {"copy": lambda: out.copy_(x)}
+    calls: dict[str, Any] = {"copy": lambda: out.copy_(x), "fill": lambda: out.fill_(1)}
     for codec in codecs:
         wire = wires[codec.name]
         calls[f"{codec} encode"] = lambda c=codec, w=wire: c.encode(x, w)
@@ -149,8 +151,8 @@ def rows_for(dtype: torch.dtype, codecs: list[Codec], options: Any) -> list[dict
     return [
         row(f"{name} {str(dtype).removeprefix('torch.')}", timings[name], timings["copy"], x)
         | {
-            "wire bytes": wires[name.split()[0]].numel() if name != "copy" else x.nbytes,
-            "max error": errors[name.split()[0]] if name != "copy" else 0.0,
+            "wire bytes": wires[name.split()[0]].numel() if name not in PLAIN else x.nbytes,
+            "max error": errors[name.split()[0]] if name not in PLAIN else 0.0,
         }
         | {f"x {peer}": times_faster(timings, peer, name) for peer in ("torch", "bitsandbytes")}
         for name in ours
