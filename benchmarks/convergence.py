@@ -33,6 +33,8 @@ VARIANTS = {
     "int8 / int8": ("int8", "int8"),
     "int4 / int8": ("int4", "int8"),
     "int4 hadamard / int8": ("int4:hadamard=64", "int8"),
+    "int4 spikes / int8": ("int4:spikes=1", "int8"),
+    "nf4 spikes / int8": ("nf4:spikes=1", "int8"),
     "int4 hadamard / int4 hadamard, stochastic": (
         "int4:hadamard=64",
         "int4:hadamard=64,rounding=stochastic",
