@@ -23,10 +23,12 @@ CPP_MAY_INCLUDE = {
     "device": {"base"},
     "codec": {"base"},
     "memory": {"base", "device"},
-    "transport": {"base", "device", "memory", "codec"},
+    "sockets": {"base", "memory"},
+    "wire": {"base", "device", "memory", "codec"},
+    "transport": {"base", "device", "memory", "codec", "sockets", "wire"},
     "python": {"base"},
-    "bindings": {"base", "device", "memory", "codec", "transport", "python"},
-    "torch": {"base", "device", "memory", "codec", "transport", "python"},
+    "bindings": {"base", "device", "memory", "codec", "wire", "transport", "python"},
+    "torch": {"base", "device", "memory", "codec", "wire", "transport", "python"},
 }
 # Start of a foreign header's path -> the only folders that may include it.
 FOREIGN_HEADERS = {

@@ -12,7 +12,7 @@
 #include "base/dtype.h"
 #include "base/error.h"
 #include "torch/device.h"
-#include "transport/message.h"
+#include "wire/message.h"
 
 namespace pipecomm {
 

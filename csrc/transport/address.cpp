@@ -9,8 +9,8 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "sockets/socket.h"
 #include "transport/communicator.h"
-#include "transport/socket.h"
 
 namespace pipecomm {
 namespace {

@@ -19,10 +19,10 @@
 #include <utility>
 #include <vector>
 
+#include "sockets/frames.h"
+#include "sockets/tcp_socket.h"
 #include "transport/bridge_rings.h"
-#include "transport/frames.h"
 #include "transport/progress.h"
-#include "transport/tcp_socket.h"
 
 namespace pipecomm {
 namespace {

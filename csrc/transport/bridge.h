@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "sockets/lifeline.h"
 #include "transport/communicator.h"
-#include "transport/lifeline.h"
 
 namespace pipecomm {
 

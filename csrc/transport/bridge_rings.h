@@ -6,9 +6,9 @@
 #include <memory>
 #include <optional>
 
+#include "sockets/frames.h"
 #include "transport/communicator.h"
-#include "transport/frames.h"
-#include "transport/ring.h"
+#include "wire/ring.h"
 
 namespace pipecomm {
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "transport/message.h"
+#include "wire/message.h"
 
 namespace pipecomm {
 

@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "device/device.h"
 #include "memory/pool.h"
-#include "transport/message.h"
+#include "wire/message.h"
 
 namespace pipecomm {
 

@@ -7,7 +7,7 @@
 
 #include "device/device.h"
 #include "memory/device_memory.h"
-#include "transport/message.h"
+#include "wire/message.h"
 
 namespace pipecomm {
 

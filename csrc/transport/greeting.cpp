@@ -1,7 +1,7 @@
 // The checks and the texts.
 #include "transport/greeting.h"
 
-#include "transport/header.h"
+#include "wire/header.h"
 
 namespace pipecomm {
 namespace {

@@ -12,8 +12,8 @@
 #include <cstring>
 
 #include "transport/greeting.h"
-#include "transport/header.h"
 #include "transport/progress.h"
+#include "wire/header.h"
 
 namespace pipecomm {
 namespace {

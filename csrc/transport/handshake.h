@@ -4,9 +4,9 @@
 #include <optional>
 #include <vector>
 
+#include "sockets/lifeline.h"
 #include "transport/address.h"
 #include "transport/communicator.h"
-#include "transport/lifeline.h"
 
 namespace pipecomm {
 

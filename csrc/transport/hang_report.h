@@ -4,8 +4,8 @@
 #include <functional>
 #include <string>
 
+#include "sockets/socket.h"
 #include "transport/communicator.h"
-#include "transport/socket.h"
 
 namespace pipecomm {
 

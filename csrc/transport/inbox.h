@@ -6,8 +6,8 @@
 #include <memory>
 #include <optional>
 
-#include "transport/header.h"
 #include "transport/transfer.h"
+#include "wire/header.h"
 
 namespace pipecomm {
 

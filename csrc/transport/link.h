@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "transport/lifeline.h"
+#include "sockets/lifeline.h"
 #include "transport/receiver.h"
 #include "transport/sender.h"
 

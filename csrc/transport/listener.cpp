@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <chrono>
 
+#include "sockets/tcp_socket.h"
 #include "transport/bridge.h"
 #include "transport/handshake.h"
 #include "transport/remote_handshake.h"
-#include "transport/tcp_socket.h"
 
 namespace pipecomm {
 namespace {

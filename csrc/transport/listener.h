@@ -5,9 +5,9 @@
 #include <optional>
 #include <vector>
 
+#include "sockets/lifeline.h"
 #include "transport/bridge.h"
 #include "transport/communicator.h"
-#include "transport/lifeline.h"
 
 namespace pipecomm {
 

@@ -15,8 +15,8 @@
 #include <thread>
 #include <vector>
 
+#include "sockets/doorbell.h"
 #include "transport/communicator.h"
-#include "transport/doorbell.h"
 #include "transport/hang_report.h"
 
 namespace pipecomm {

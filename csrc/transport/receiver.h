@@ -8,8 +8,8 @@
 
 #include "transport/device_side.h"
 #include "transport/inbox.h"
-#include "transport/ring.h"
-#include "transport/slots.h"
+#include "wire/ring.h"
+#include "wire/slots.h"
 
 namespace pipecomm {
 

@@ -13,9 +13,9 @@
 #include <chrono>
 #include <cstring>
 
+#include "sockets/tcp_socket.h"
 #include "transport/greeting.h"
-#include "transport/header.h"
-#include "transport/tcp_socket.h"
+#include "wire/header.h"
 
 namespace pipecomm {
 namespace {

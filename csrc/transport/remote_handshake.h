@@ -3,9 +3,9 @@
 
 #include <vector>
 
+#include "sockets/socket.h"
 #include "transport/address.h"
 #include "transport/communicator.h"
-#include "transport/socket.h"
 
 namespace pipecomm {
 

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "transport/progress.h"
-#include "transport/slot_codec.h"
+#include "wire/slot_codec.h"
 
 namespace pipecomm {
 namespace {

@@ -7,10 +7,10 @@
 #include <optional>
 
 #include "transport/device_side.h"
-#include "transport/header.h"
-#include "transport/ring.h"
-#include "transport/slots.h"
 #include "transport/transfer.h"
+#include "wire/header.h"
+#include "wire/ring.h"
+#include "wire/slots.h"
 
 namespace pipecomm {
 

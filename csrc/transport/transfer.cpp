@@ -3,8 +3,8 @@
 
 #include <cstdio>
 
-#include "transport/header.h"
 #include "transport/progress.h"
+#include "wire/header.h"
 
 namespace pipecomm {
 

@@ -6,7 +6,7 @@
 #include "check.h"
 #include "communicators.h"
 #include "memory/segment.h"
-#include "transport/slots.h"
+#include "wire/slots.h"
 
 namespace {
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "check.h"
-#include "transport/header.h"
-#include "transport/ring.h"
+#include "wire/header.h"
+#include "wire/ring.h"
 
 using namespace pipecomm;
 

@@ -1,11 +1,11 @@
 // Frames to bytes of a stream and back.
-#include "transport/frames.h"
+#include "sockets/frames.h"
 
 #include <cstring>
 #include <string>
 
 #include "base/error.h"
-#include "transport/tcp_socket.h"
+#include "sockets/tcp_socket.h"
 
 namespace pipecomm {
 namespace {

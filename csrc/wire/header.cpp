@@ -1,5 +1,5 @@
 // Header fields to bytes and back, with the checks that make bytes from elsewhere safe to use.
-#include "transport/header.h"
+#include "wire/header.h"
 
 #include <array>
 #include <bit>

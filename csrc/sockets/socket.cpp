@@ -1,5 +1,5 @@
 // The socket calls.
-#include "transport/socket.h"
+#include "sockets/socket.h"
 
 #include <fcntl.h>
 #include <sys/random.h>

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <string>
 
-#include "transport/socket.h"
+#include "sockets/socket.h"
 
 namespace pipecomm {
 

@@ -1,5 +1,5 @@
 // The futex calls.
-#include "transport/doorbell.h"
+#include "sockets/doorbell.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

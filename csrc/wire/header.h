@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/api.h"
-#include "transport/message.h"
+#include "wire/message.h"
 
 namespace pipecomm {
 

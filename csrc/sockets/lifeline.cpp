@@ -1,5 +1,5 @@
 // Control messages to bytes and back.
-#include "transport/lifeline.h"
+#include "sockets/lifeline.h"
 
 #include <poll.h>
 

@@ -1,5 +1,5 @@
 // Kernels on a CUDA stream, the host's loops on a host stream.
-#include "transport/slot_codec.h"
+#include "wire/slot_codec.h"
 
 #ifdef PIPECOMM_HAVE_CUDA
 #include "codec/launch.h"

@@ -1,5 +1,5 @@
 // Slot positions and the work enqueued for each.
-#include "transport/slots.h"
+#include "wire/slots.h"
 
 #include <chrono>
 #include <string>

@@ -8,8 +8,8 @@
 #include <string>
 
 #include "memory/segment.h"
-#include "transport/doorbell.h"
-#include "transport/socket.h"
+#include "sockets/doorbell.h"
+#include "sockets/socket.h"
 
 namespace pipecomm {
 

@@ -1,5 +1,5 @@
 // The TCP calls and options.
-#include "transport/tcp_socket.h"
+#include "sockets/tcp_socket.h"
 
 #include <netdb.h>
 #include <netinet/in.h>

@@ -8,7 +8,7 @@
 #include <functional>
 #include <optional>
 
-#include "transport/socket.h"
+#include "sockets/socket.h"
 
 namespace pipecomm {
 

@@ -1,5 +1,5 @@
 // Records in a byte ring. A record never wraps: where it would, a pad record fills the end.
-#include "transport/ring.h"
+#include "wire/ring.h"
 
 #include <cstring>
 #include <new>
@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "transport/slots.h"
+#include "wire/slots.h"
 
 namespace pipecomm {
 
