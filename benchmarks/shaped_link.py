@@ -2,12 +2,15 @@
 
 Two hosts are two network namespaces with a shaped link between them (needs root). A stage takes
 half as long, forward and backward each, as its activations take to cross raw; it sleeps for that
-time, so that the processors are free for what is measured.
+time, so that the processors are free for what is measured. The prediction is the schedule's
+simulation with the bytes of each codec at the link's rate, and with what forward and backward of
+each stage, the last one with the loss, take by themselves on a microbatch in the same run.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -31,6 +34,8 @@ SIZE, NUM_MICROBATCHES, WIDTH = 2, 8, 1024
 SCHEDULE = "eager-1f1b"
 # Rows of a microbatch by the link's rate: some 40 ms of raw transfer.
 RATES = {"200mbit": (200e6, 240), "1gbit": (1e9, 1200)}
+# Timings of a stage by itself.
+NUM_ALONE = 5
 # Of an Ethernet frame of 1514 bytes TCP carries 1448.
 PAYLOAD_SHARE = 1448 / 1514
 CODECS = ("raw", "int8", "int4")
@@ -75,6 +80,23 @@ class Case:
         generator = torch.Generator().manual_seed(9)
         rows = (NUM_MICROBATCHES * num_rows, WIDTH)
         self.inputs, self.targets = (torch.randn(rows, generator=generator) for _ in range(2))
+        self.compute_s: list[tuple[float, float]] = [(0.0, 0.0)] * SIZE
+        dist.all_gather_object(self.compute_s, self.alone_s())
+
+    def alone_s(self) -> tuple[float, float]:
+        """Seconds of forward and backward of this rank's stage on one microbatch."""
+        stage = self.stage()
+        times: list[tuple[float, float]] = []
+        for _ in range(NUM_ALONE):
+            x = self.inputs[: self.shape[0]].clone().requires_grad_(self.rank > 0)
+            start = time.perf_counter()
+            output = stage(x)
+            if self.rank == SIZE - 1:
+                output = nn.functional.mse_loss(output, self.targets[: self.shape[0]])
+            half = time.perf_counter()
+            output.backward(torch.ones_like(output))
+            times.append((half - start, time.perf_counter() - half))
+        return statistics.median(t[0] for t in times), statistics.median(t[1] for t in times)
 
     def stage(self) -> Stage:
         return Stage(self.raw_s / 2)
@@ -104,7 +126,8 @@ class Case:
     def predicted_s(self, codec: str) -> float:
         """What the byte count allows: nothing waits but for bytes that are on their way."""
         transfer_s = self.wire_nbytes(codec) / self.bytes_per_s
-        costs = Costs(self.raw_s / 2, self.raw_s / 2, transfer_s, transfer_s)
+        forward_s, backward_s = zip(*self.compute_s, strict=True)
+        costs = Costs(forward_s, backward_s, transfer_s, transfer_s)
         return build(SCHEDULE, SIZE, NUM_MICROBATCHES).simulate(costs).step_s
 
 
