@@ -1,9 +1,15 @@
-"""How long does a tensor take from rank to rank on one host, beside gloo and the path's limit?"""
+"""How long does a tensor take from rank to rank on one host, beside gloo and the path's limit?
+
+The thread of each rank that sends and receives is bound to a core of its own, whichever backend it
+calls; their other threads run where they like. `--free` leaves that thread to the scheduler too,
+which on few cores may keep both ranks on one core for a while.
+"""
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -157,6 +163,9 @@ def run(
     for nbytes, _ in sizes:
         for group in groups.values():
             check_arrival(rank, nbytes, group)
+    if not options.free:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
     cases = [(size, times, calls_of(rank, size, times, groups, limit)) for size, times in sizes]
     num_rounds = options.rounds or (QUICK_ROUNDS if options.quick else FULL_ROUNDS)
     if not options.quick:
@@ -179,6 +188,7 @@ def main() -> None:
     add_options(parser)
     parser.set_defaults(rounds=None)
     parser.add_argument("--warmup", type=int, default=1, help="rounds that are not counted")
+    parser.add_argument("--free", action="store_true", help="do not bind ranks to cores")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds: some seconds")
     parser.add_argument(
         "--plot", type=Path, help="draw times and ratios into this file (matplotlib)"
