@@ -55,7 +55,10 @@ class PC_API SlotEnd {
   Stream& stream() { return *stream_; }
   // The point after all that is enqueued; remembered for is_idle().
   Event record() { return last_ = stream_->record(); }
+  // The same where nobody can be told of an error: a device that fails does nothing more.
+  Event record_quietly() noexcept;
   bool is_idle() const { return last_.is_ready(); }
+  bool is_used() const { return end_ > 0; }
 
  protected:
   SlotEnd(Device& device, SlotCounters& counters, void* page, DeviceMemory memory);
@@ -103,6 +106,7 @@ class PC_API SlotReader : public SlotEnd {
   void take(std::size_t nbytes, std::uint64_t end, const Drain& drain);
   // Everything that was told of has been written.
   bool has_arrived() const { return counters_.written.load() >= end_; }
+  std::uint64_t written() const { return counters_.written.load(); }
   void release() { counters_.written.store(kReleased); }
 };
 
