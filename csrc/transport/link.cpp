@@ -81,7 +81,9 @@ void Link::handle(Control& control) {
       offer_ring();
       break;
     case ControlKind::ring_made:
-      if (control.fd) sender_.set_ring(RingWriter(Segment::adopt(control.fd.release(), control.value)));
+      if (control.fd && !sender_.has_ring()) {  // streams use the first one
+        sender_.set_ring(RingWriter(Segment::adopt(control.fd.release(), control.value)));
+      }
       break;
     case ControlKind::slots_wanted:
       if (receiver_.uses_slots()) {

@@ -26,6 +26,7 @@ class Sender {
 
   void post(TransferPtr transfer);
   bool wants_ring() const { return !queue_.empty() && !ring_; }
+  bool has_ring() const { return ring_.has_value(); }
   void set_ring(RingWriter ring) { ring_.emplace(std::move(ring)); }
   // The first message has tensors on a device, and there are no slots for them.
   bool wants_slots() const;

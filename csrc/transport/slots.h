@@ -9,6 +9,7 @@
 // however the device queues its streams, no wait stands in front of what it waits for.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -87,7 +88,9 @@ class PC_API SlotWriter : public SlotEnd {
   // damaged peer.
   bool has_room(std::size_t nbytes) const;
   // Of the slots that the peer has not promised to empty.
-  std::size_t in_flight_nbytes() const { return static_cast<std::size_t>(end_ - counters_.promised.load()); }
+  std::size_t in_flight_nbytes() const {
+    return static_cast<std::size_t>(end_ - std::min(end_, counters_.promised.load()));
+  }
   // Enqueues one slot; gives the position of its end, which the record tells the reader.
   std::uint64_t put(std::size_t nbytes, const Fill& fill);
   // After the peer has gone: nothing of it is waited for any more.
