@@ -41,7 +41,9 @@ class CudaDevice final : public Device {
     const DeviceGuard guard(device_index_);
     check_cuda(cudaHostRegister(data, nbytes, cudaHostRegisterPortable | cudaHostRegisterMapped), "cudaHostRegister",
                device_index_);
-    std::shared_ptr<void> registration(data, [](void* pointer) { cudaHostUnregister(pointer); });
+    std::shared_ptr<void> registration(data, [device_index = device_index_](void* pointer) {
+      quietly_on(device_index, [pointer] { cudaHostUnregister(pointer); });
+    });
     void* seen = nullptr;
     check_cuda(cudaHostGetDevicePointer(&seen, data, 0), "cudaHostGetDevicePointer", device_index_);
     if (seen == data) return registration;

@@ -22,14 +22,15 @@ class CudaEventState final : public Event::State {
 
   // Any other error means that the device or the runtime is gone, so that nothing runs before the point any more.
   bool is_ready() const override {
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // another thread may capture a graph just now
-    cudaThreadExchangeStreamCaptureMode(&mode);
+    const CaptureGuard guard;
     const bool is_pending = cudaEventQuery(event_) == cudaErrorNotReady;
     cudaGetLastError();
-    cudaThreadExchangeStreamCaptureMode(&mode);
     return !is_pending;
   }
-  void wait() const override { check_cuda(cudaEventSynchronize(event_), "cudaEventSynchronize", device_index_); }
+  void wait() const override {
+    const CaptureGuard guard;
+    check_cuda(cudaEventSynchronize(event_), "cudaEventSynchronize", device_index_);
+  }
   void block(void* native_stream) const override {
     check_cuda(cudaStreamWaitEvent(static_cast<cudaStream_t>(native_stream), event_, 0), "cudaStreamWaitEvent",
                device_index_);

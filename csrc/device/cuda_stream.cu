@@ -22,8 +22,10 @@ class CudaStream final : public Stream {
     wait_flags_ = CU_STREAM_WAIT_VALUE_GEQ | (can_flush != 0 ? CU_STREAM_WAIT_VALUE_FLUSH : 0);
   }
   ~CudaStream() override {
-    cudaStreamSynchronize(stream_);
-    cudaStreamDestroy(stream_);
+    quietly_on(device_index_, [this] {
+      cudaStreamSynchronize(stream_);
+      cudaStreamDestroy(stream_);
+    });
   }
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;

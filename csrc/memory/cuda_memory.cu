@@ -103,6 +103,16 @@ DeviceMemory own_mapping(std::shared_ptr<Mapping> mapping) {
                                         std::to_string(static_cast<int>(sharing)) + " from the peer");
 }
 
+// What is shared is of no use to a device whose streams cannot wait for a peer's counters: some virtual ones.
+void require_counters(int device_index) {
+  int can_count = 0;
+  PC_DRIVER(cuDeviceGetAttribute, device_index)
+  (&can_count, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, CUdevice{device_index});
+  if (can_count != 0) return;
+  throw Error(ErrorKind::cuda, "expected a CUDA device whose streams wait for 64-bit values; got device " +
+                                   std::to_string(device_index));
+}
+
 // Closed when the import has ended, whichever way: the mapping does not need it.
 class ClosedAtEnd {
  public:
@@ -128,18 +138,14 @@ DeviceMemory allocate_cuda_memory(int device_index, std::size_t nbytes) {
                                                std::to_string(device_index) + "; got out of memory");
   }
   DeviceMemory memory{static_cast<std::byte*>(data), nbytes, -1, "", nullptr};
-  memory.owner = std::shared_ptr<void>(data, [device_index](void* pointer) {
-    int previous_index = 0;
-    cudaGetDevice(&previous_index);
-    cudaSetDevice(device_index);
-    cudaFree(pointer);
-    cudaSetDevice(previous_index);
-  });
+  memory.owner = std::shared_ptr<void>(
+      data, [device_index](void* pointer) { quietly_on(device_index, [pointer] { cudaFree(pointer); }); });
   return memory;
 }
 
 DeviceMemory share_cuda_memory(int device_index, Sharing sharing, std::size_t nbytes) {
   const DeviceGuard guard(device_index);
+  require_counters(device_index);
   if (sharing == Sharing::descriptor) {
     auto mapping = std::make_shared<Mapping>(device_index);
     mapping->create(nbytes);
@@ -156,6 +162,7 @@ DeviceMemory share_cuda_memory(int device_index, Sharing sharing, std::size_t nb
 DeviceMemory adopt_cuda_memory(int device_index, Sharing sharing, std::size_t nbytes, const std::string& text, int fd) {
   const ClosedAtEnd closed(fd);
   const DeviceGuard guard(device_index);
+  require_counters(device_index);
   if (sharing == Sharing::descriptor && fd >= 0) {
     auto mapping = std::make_shared<Mapping>(device_index);
     mapping->import(fd, nbytes);
@@ -167,8 +174,14 @@ DeviceMemory adopt_cuda_memory(int device_index, Sharing sharing, std::size_t nb
   void* data = nullptr;
   check_cuda(cudaIpcOpenMemHandle(&data, handle, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle", device_index);
   DeviceMemory memory{static_cast<std::byte*>(data), nbytes, -1, "", nullptr};
-  memory.owner = std::shared_ptr<void>(data, [](void* pointer) { cudaIpcCloseMemHandle(pointer); });
-  return memory;
+  memory.owner = std::shared_ptr<void>(
+      data, [device_index](void* pointer) { quietly_on(device_index, [pointer] { cudaIpcCloseMemHandle(pointer); }); });
+  CUdeviceptr begin = 0;
+  std::size_t opened_nbytes = 0;
+  PC_DRIVER(cuMemGetAddressRange, device_index)(&begin, &opened_nbytes, reinterpret_cast<CUdeviceptr>(data));
+  if (opened_nbytes >= nbytes) return memory;
+  throw Error(ErrorKind::transport, "expected an IPC handle of " + std::to_string(nbytes) + " bytes; got " +
+                                        std::to_string(opened_nbytes) + " from the peer");
 }
 
 }  // namespace pipecomm

@@ -115,6 +115,7 @@ class CommunicatorImpl final : public Communicator,
   void close() override {
     if (owner_pid_ != ::getpid() || is_closed_.exchange(true)) return;
     finish_slots(links_);
+    Links ended;  // outside of the lock, which may be needed to end what their streams wait for
     Progress::instance().exclusively([&] {
       take_submitted();
       end_all(closed_error(), true);
@@ -122,8 +123,10 @@ class CommunicatorImpl final : public Communicator,
       for_each_link([&](Link& link) {
         link.lifeline().send(ControlKind::goodbye, 0, reason);
         link.lifeline().close();
+        fail_enqueued(this, link, [&](const TransferState&) { return closed_error(); });
+        link.sender().let_go();
       });
-      links_.clear();
+      ended.swap(links_);
     });
     Progress::instance().remove(this);
     bridges_.finish();
@@ -163,9 +166,7 @@ class CommunicatorImpl final : public Communicator,
 
   std::int64_t next_due_ns() const override {
     std::int64_t due = INT64_MAX;
-    for (const auto& link : links_) {
-      if (link) due = std::min(due, link->due_ns());
-    }
+    for_each_link([&](const Link& link) { due = std::min(due, link.due_ns()); });
     return due;
   }
 
@@ -237,6 +238,7 @@ class CommunicatorImpl final : public Communicator,
   }
 
   bool send_at_once(const TransferState& transfer) {
+    if (transfer.has_ended()) return true;  // refused, perhaps because there are no links any more
     Link& link = *links_[static_cast<std::size_t>(transfer.peer())];
     if (link.sender().num_queued() == 1) link.push();
     return transfer.has_ended();
@@ -350,9 +352,7 @@ class CommunicatorImpl final : public Communicator,
     }
     link.sender().fail_if([](const TransferState&) { return true; },
                           Error(cause.kind(), std::string(cause.what()) + where()), true);
-    if (!link.receiver().has_arrived()) {
-      fail_enqueued(this, link.peer(), [&](const TransferState& transfer) { return explain(cause, transfer); });
-    }
+    fail_enqueued(this, link, [&](const TransferState& transfer) { return explain(cause, transfer); });
     link.let_go();
   }
 

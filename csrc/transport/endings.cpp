@@ -30,9 +30,10 @@ std::string also_gone(int peer, const Links& links) {
   return text;
 }
 
-void fail_enqueued(const void* owner, int peer, const std::function<Error(const TransferState&)>& explain) {
+void fail_enqueued(const void* owner, const Link& link, const std::function<Error(const TransferState&)>& explain) {
+  if (link.receiver().has_arrived()) return;
   for (const TransferPtr& transfer : Progress::instance().draining()) {
-    if (transfer->owner == owner && !transfer->is_send && transfer->peer() == peer) {
+    if (transfer->owner == owner && !transfer->is_send && transfer->peer() == link.peer()) {
       transfer->fail_late(explain(*transfer));
     }
   }
@@ -42,7 +43,7 @@ void finish_slots(const Links& links) {
   const auto are_idle = [&] {
     bool result = true;
     Progress::instance().exclusively([&] {
-      for (const auto& link : links) result &= !link || link->gone() || link->sender().is_idle();
+      for (const auto& link : links) result &= !link || link->gone() || link->is_idle();
     });
     return result;
   };

@@ -72,6 +72,15 @@ std::vector<TransferPtr> Inbox::begin_epoch(std::uint32_t epoch) {
   return take_if([&](const TransferState& receive) { return receive.key.epoch < epoch; });
 }
 
+void Inbox::lose(int source, std::uint64_t arrived, const Error& error) {
+  for (const InMessagePtr& message : parked_) {
+    if (message->source != source || message->slot_end <= arrived) continue;
+    message->is_dropped = true;
+    message->error = error;
+    message->drop_blocks();
+  }
+}
+
 std::string Inbox::describe() const {
   std::string text;
   for (const TransferPtr& receive : posted_) text += describe_pending(*receive);

@@ -23,10 +23,16 @@ struct InMessage {
   std::optional<Error> error;  // why it was dropped, for a receive that still asks for it
   bool is_complete = false;
   std::vector<ReceivedPart> parts;
-  Event last_use;  // a stream writes or reads the blocks, or the receiver's targets, until then
+  Event last_use;              // a stream writes or reads the blocks, or the receiver's targets, until then
+  std::uint64_t slot_end = 0;  // the last slot that it has told of
   std::size_t payload = 0;
   std::size_t wire = 0;
   std::int64_t started_ns = 0;
+
+  InMessage() = default;
+  InMessage(const InMessage&) = delete;
+  InMessage& operator=(const InMessage&) = delete;
+  ~InMessage() { drop_blocks(); }
 
   void drop_blocks() {
     for (ReceivedPart& part : parts) part.block.reset(last_use);
@@ -50,6 +56,8 @@ class Inbox {
   std::uint32_t epoch() const { return epoch_; }
   // Drops parked messages of earlier epochs; gives the receives that waited for them.
   std::vector<TransferPtr> begin_epoch(std::uint32_t epoch);
+  // Drops parked messages of a gone peer with slots beyond `arrived`, which it has not written.
+  void lose(int source, std::uint64_t arrived, const Error& error);
   // Takes out and gives every posted receive for which the predicate holds.
   template <typename Predicate>
   std::vector<TransferPtr> take_if(Predicate&& predicate) {

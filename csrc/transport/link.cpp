@@ -81,9 +81,14 @@ void Link::handle(Control& control) {
       offer_ring();
       break;
     case ControlKind::ring_made:
-      if (control.fd) sender_.set_ring(RingWriter(Segment::adopt(control.fd.release(), control.value)));
+      if (control.fd && !sender_.has_ring()) {  // streams use the first one
+        sender_.set_ring(RingWriter(Segment::adopt(control.fd.release(), control.value)));
+      }
       break;
     case ControlKind::slots_wanted:
+      if (receiver_.uses_slots()) {
+        throw Error(ErrorKind::transport, "expected one request for slots; got another: the peer's process is damaged");
+      }
       wanted_sharing_ = static_cast<Sharing>(control.value);
       offer_slots();
       break;
@@ -134,6 +139,10 @@ void Link::offer_slots() {
 void Link::take_slots(Control& control) {
   const SlotOffer offer = SlotOffer::unpack(control.value);
   if (offer.sharing == Sharing::none) return sender_.stage_from_now();
+  if (!sender_.expects(offer)) {
+    throw Error(ErrorKind::transport, "expected slots where they fit; got an offer of " + std::to_string(offer.nbytes) +
+                                          " bytes: the peer's process is damaged");
+  }
   try {
     sender_.set_slots(offer, control.text, control.fd.release());
   } catch (const Error&) {
@@ -143,13 +152,13 @@ void Link::take_slots(Control& control) {
 
 void Link::let_go() {
   sender_.let_go();
-  receiver_.release_slots();
+  receiver_.release_slots(*gone_);
 }
 
 // What came from the peer cannot be believed: nothing more is taken from it.
 void Link::break_off(const Error& error) {
   lifeline_.close();
-  receiver_.drop_ring();
+  receiver_.stop();
   mark_gone(ErrorKind::peer_lost, error.what());
   has_announced_end_ = true;
   events_.on_gone(*this);

@@ -34,6 +34,8 @@ class Link {
   std::int64_t due_ns() const { return std::min(receiver_.due_ns(), sender_.due_ns()); }
   // Answers a peer that asked for slots, once it is known whether this rank has a device.
   void offer_slots();
+  // Nothing enqueued on the device is left to be done.
+  bool is_idle() const { return sender_.is_idle() && receiver_.is_idle(); }
   // The peer is gone, and nothing waits for it any more.
   void let_go();
 
@@ -50,6 +52,7 @@ class Link {
 
   Sender& sender() { return sender_; }
   Receiver& receiver() { return receiver_; }
+  const Receiver& receiver() const { return receiver_; }
   Lifeline& lifeline() { return lifeline_; }
   LinkCounters counters() const { return counters_; }
   int peer() const { return peer_; }

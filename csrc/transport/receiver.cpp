@@ -19,7 +19,7 @@ bool Receiver::pump(LinkCounters& counters, const std::function<void()>& wake_wr
   due_ns_ = INT64_MAX;
   is_blocked_ = false;
   std::size_t taken_nbytes = 0;
-  while (ring_ && taken_nbytes < kNbytesPerPump) {
+  while (ring_ && !is_stopped_ && taken_nbytes < kNbytesPerPump) {
     const auto record = ring_->front();
     if (!record) break;
     if (record->info.ready_ns > now_ns()) {
@@ -47,7 +47,7 @@ bool Receiver::pump(LinkCounters& counters, const std::function<void()>& wake_wr
 
 bool Receiver::is_drained() {
   try {
-    return !ring_ || !ring_->front();
+    return !ring_ || is_stopped_ || !ring_->front();
   } catch (const Error&) {
     return true;  // pump() tells
   }
@@ -192,6 +192,8 @@ void Receiver::take_slot(const std::byte* note, std::size_t nbytes) {
     run.end = groups_that_fit(run.codec, run.grid, run.begin, kDeviceChunkNbytes);
     chunk_nbytes = wire_nbytes(run.codec, run.grid, run.begin, run.end);
   }
+  message_->slot_end = slot_end;
+  if (slot_end > arrived_ && !message_->is_dropped) reject(*message_, *lost_);
   SlotReader::Drain drain;
   if (target_ != nullptr && !message_->is_dropped) {
     drain = [&](Stream& device_stream, const std::byte* slot) {
@@ -220,9 +222,13 @@ void Receiver::end_part(LinkCounters& counters) {
 
 void Receiver::deliver(const InMessagePtr& message) {
   const TransferPtr receive = message->receiver;
-  for (std::size_t i = 0; receive->has_targets && i < message->parts.size(); ++i) {
-    if (!message->is_direct && !fits_targets(*message, i)) return;
-    if (message->parts[i].block) copy_part(*message, i);
+  try {
+    for (std::size_t i = 0; receive->has_targets && i < message->parts.size(); ++i) {
+      if (!message->is_direct && !fits_targets(*message, i)) return;
+      if (message->parts[i].block) copy_part(*message, i);
+    }
+  } catch (const Error& error) {  // nobody else knows of this receive any more
+    return reject(*message, error);
   }
   receive->received = std::move(message->parts);
   receive->payload = message->payload;
@@ -236,14 +242,26 @@ void Receiver::deliver(const InMessagePtr& message) {
 void Receiver::copy_part(InMessage& message, std::size_t index) {
   ReceivedPart& part = message.parts[index];
   const TensorView& target = message.receiver->targets[index];
+  const std::size_t nbytes = target.nbytes();
   if (part.device == kOnHost && target.device == kOnHost) {
-    std::memcpy(target.data, part.block.data(), target.nbytes());
-  } else {
-    stream().wait(message.last_use);
-    stream().wait(message.receiver->ready);
-    stream().copy_async(target.data, part.block.data(), target.nbytes());
-    message.last_use = stream().record();
+    std::memcpy(target.data, part.block.data(), nbytes);
+    return part.block.reset();
   }
+  // A device's copy from or to other memory of the host than pinned makes the caller wait, who holds the lock.
+  Block pinned;
+  const bool is_pinned = part.device == kOnHost && message.is_direct;
+  if (part.device != target.device && !is_pinned) pinned = allocate_block(place_.side()->pinned_pool, nbytes);
+  stream().wait(message.last_use);
+  stream().wait(message.receiver->ready);
+  if (target.device == kOnHost) {
+    stream().copy_async(pinned.data(), part.block.data(), nbytes);
+    stream().enqueue([to = target.data, from = pinned.data(), nbytes] { std::memcpy(to, from, nbytes); });
+  } else {
+    if (pinned) std::memcpy(pinned.data(), part.block.data(), nbytes);
+    stream().copy_async(target.data, pinned ? pinned.data() : part.block.data(), nbytes);
+  }
+  message.last_use = stream().record();
+  pinned.reset(message.last_use);
   part.block.reset(message.last_use);
 }
 
@@ -271,8 +289,14 @@ SlotShare Receiver::make_slots(Sharing first, std::size_t nbytes) {
   return {{}, text, -1};
 }
 
-void Receiver::release_slots() {
-  if (slots_ && !slots_->is_idle()) slots_->release();
+void Receiver::release_slots(const Error& cause) {
+  if (!slots_) return;
+  if (!lost_) {
+    lost_ = cause;
+    arrived_ = slots_->written();
+    inbox_.lose(source_, arrived_, cause);
+  }
+  if (!slots_->is_idle()) slots_->release();
 }
 
 void Receiver::attach(const InMessagePtr& message, const TransferPtr& receive) {

@@ -32,14 +32,15 @@ class Receiver {
   bool has_ring() const { return ring_.has_value(); }
   // Slots for the peer, in its way of sharing or a later one that works; none: text says why.
   SlotShare make_slots(Sharing first, std::size_t nbytes);
-  void drop_ring() {
-    slots_.reset();
-    ring_.reset();
-  }
+  bool uses_slots() const { return slots_ && slots_->is_used(); }
+  // Nothing more is taken from the ring. Slots stay: streams use them.
+  void stop() { is_stopped_ = true; }
   // What the device waits for has come.
   bool has_arrived() const { return !slots_ || slots_->has_arrived(); }
-  // The peer is gone: the device waits for nothing of it any more.
-  void release_slots();
+  // Nothing enqueued on the device is left to be done.
+  bool is_idle() const { return !slots_ || slots_->is_idle(); }
+  // The peer is gone: the device waits for nothing of it any more. What it has not written ends with `cause`.
+  void release_slots(const Error& cause);
   // Takes records; true if any was taken. Throws a transport error when the peer's bytes cannot be believed.
   bool pump(LinkCounters& counters, const std::function<void()>& wake_writer);
   // True when the ring holds nothing (more).
@@ -88,6 +89,9 @@ class Receiver {
   std::uint64_t next_seq_ = 0;
   std::int64_t due_ns_ = INT64_MAX;
   bool is_blocked_ = false;
+  bool is_stopped_ = false;
+  std::uint64_t arrived_ = UINT64_MAX;  // slots that were written when the peer had gone
+  std::optional<Error> lost_;           // why no more were
 
   // The message and the part under way.
   InMessagePtr message_;

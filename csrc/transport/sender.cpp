@@ -36,6 +36,7 @@ void Sender::count_in_flight() {
 }
 
 void Sender::count_in_flight(InFlight now) {
+  if (now.num_messages == counted_.num_messages && now.nbytes == counted_.nbytes) return;
   InFlight& total = Progress::instance().in_flight();
   total.num_messages += now.num_messages - counted_.num_messages;
   total.nbytes += now.nbytes - counted_.nbytes;
@@ -88,7 +89,10 @@ bool Sender::pump(LinkCounters& counters, const std::function<void()>& wake_read
 }
 
 void Sender::end_message(LinkCounters& counters) {
-  const TransferPtr transfer = std::move(queue_.front());
+  const TransferPtr transfer = queue_.front();
+  const auto in_slots = [this](const SendPart& part) { return is_in_slots(part); };
+  // Where this throws, the message is still there to be ended.
+  if (std::any_of(transfer->to_send.begin(), transfer->to_send.end(), in_slots)) transfer->set_event(slots_->record());
   queue_.pop_front();
   part_index_ = 0;
   counters.messages_sent += 1;
@@ -96,8 +100,6 @@ void Sender::end_message(LinkCounters& counters) {
   counters.wire_nbytes_sent += transfer->wire;
   if (limits_.max_messages > 0 || has_process_limit()) message_ends_.push_back(ring_->published());
   if (has_process_limit()) count_in_flight();
-  const auto in_slots = [this](const SendPart& part) { return is_in_slots(part); };
-  if (std::any_of(transfer->to_send.begin(), transfer->to_send.end(), in_slots)) transfer->set_event(slots_->record());
   if (limits_.is_strict && !is_accepted_ && !transfer->has_ended()) {
     not_accepted_.emplace(first_seq_, transfer);
   } else {
@@ -179,7 +181,15 @@ void Sender::set_slots(SlotOffer offer, const std::string& handle, int fd) {
 
 void Sender::stage_from_now() {
   stages_ = true;
-  for (const TransferPtr& transfer : queue_) stage(*transfer);
+  for (const TransferPtr& transfer : std::deque<TransferPtr>(queue_)) {
+    try {
+      stage(*transfer);
+    } catch (const Error& error) {  // no memory for it
+      std::erase(queue_, transfer);
+      transfer->fail(error);
+      transfer->release();
+    }
+  }
 }
 
 std::string Sender::describe_device() const {

@@ -26,9 +26,14 @@ class Sender {
 
   void post(TransferPtr transfer);
   bool wants_ring() const { return !queue_.empty() && !ring_; }
+  bool has_ring() const { return ring_.has_value(); }
   void set_ring(RingWriter ring) { ring_.emplace(std::move(ring)); }
   // The first message has tensors on a device, and there are no slots for them.
   bool wants_slots() const;
+  // False for what only a damaged peer offers.
+  bool expects(const SlotOffer& offer) const {
+    return ring_ && !slots_ && offer.nbytes >= limits_.max_nbytes * kSlotNbytesPerRingByte;
+  }
   // Memory that the peer shares. Throws a transport or CUDA error where it cannot be mapped.
   void set_slots(SlotOffer offer, const std::string& handle, int fd);
   // There will be no slots.
@@ -108,7 +113,7 @@ void Sender::fail_if(Predicate&& predicate, const Error& error, bool forget) {
       kept.push_back(transfer);
       continue;
     }
-    if (slots_ && i == 0 && has_begun() && forget) transfer->set_event(slots_->record());
+    if (slots_ && i == 0 && has_begun() && forget) transfer->set_event(slots_->record_quietly());
     transfer->fail(error);
     if (goes_on) {
       kept.push_back(transfer);

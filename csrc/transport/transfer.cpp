@@ -62,10 +62,10 @@ void TransferState::release() {
 
 void TransferState::wait(Nanoseconds timeout, const InterruptCheck& interrupt) {
   const auto done = [this] { return has_ended(); };
+  const std::int64_t start = now_ns();
+  const bool is_limited = timeout.count() >= 0 && timeout < std::chrono::hours(24 * 365);
+  const std::int64_t deadline = is_limited ? start + timeout.count() : INT64_MAX;
   if (!done()) {
-    const std::int64_t start = now_ns();
-    const bool is_limited = timeout.count() >= 0 && timeout < std::chrono::hours(24 * 365);
-    const std::int64_t deadline = is_limited ? start + timeout.count() : INT64_MAX;
     const TransferPtr self = shared_from_this();
     try {
       if (!Progress::instance().wait_until(done, deadline, interrupt)) {
@@ -78,7 +78,11 @@ void TransferState::wait(Nanoseconds timeout, const InterruptCheck& interrupt) {
     }
   }
   if (error_) throw Error(*error_);
-  if (waits_on_host) event_.wait();
+  if (waits_on_host && !Progress::instance().wait_until([this] { return is_done(); }, deadline, interrupt)) {
+    throw Error(ErrorKind::link_timeout,
+                "waited " + std::to_string(static_cast<double>(now_ns() - start) / 1e9) +
+                    " s for a device to do what was enqueued for this transfer: " + describe_pending(*this));
+  }
   if (has_late_error_.load(std::memory_order_acquire)) throw Error(*late_error_);
 }
 

@@ -35,10 +35,19 @@ std::uint64_t SlotEnd::place(std::size_t nbytes) const {
   return round_up(nbytes, kSlotAlign) > left_before_wrap ? end_ + left_before_wrap : end_;
 }
 
+Event SlotEnd::record_quietly() noexcept {
+  try {
+    return record();
+  } catch (const Error&) {
+    return last_ = {};
+  }
+}
+
 // The peer may still set the counter to less, so that once is not enough.
 void SlotEnd::let_go(Counter& awaited) {
   if (end_ == 0) return;
-  for (const Event end = stream_->record(); !end.is_ready();) {
+  awaited.store(kReleased);
+  for (const Event end = record_quietly(); !end.is_ready();) {
     awaited.store(kReleased);
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }

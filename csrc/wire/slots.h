@@ -9,6 +9,7 @@
 // however the device queues its streams, no wait stands in front of what it waits for.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -55,7 +56,10 @@ class PC_API SlotEnd {
   Stream& stream() { return *stream_; }
   // The point after all that is enqueued; remembered for is_idle().
   Event record() { return last_ = stream_->record(); }
+  // The same where nobody can be told of an error: a device that fails does nothing more.
+  Event record_quietly() noexcept;
   bool is_idle() const { return last_.is_ready(); }
+  bool is_used() const { return end_ > 0; }
 
  protected:
   SlotEnd(Device& device, SlotCounters& counters, void* page, DeviceMemory memory);
@@ -84,7 +88,9 @@ class PC_API SlotWriter : public SlotEnd {
   // damaged peer.
   bool has_room(std::size_t nbytes) const;
   // Of the slots that the peer has not promised to empty.
-  std::size_t in_flight_nbytes() const { return static_cast<std::size_t>(end_ - counters_.promised.load()); }
+  std::size_t in_flight_nbytes() const {
+    return static_cast<std::size_t>(end_ - std::min(end_, counters_.promised.load()));
+  }
   // Enqueues one slot; gives the position of its end, which the record tells the reader.
   std::uint64_t put(std::size_t nbytes, const Fill& fill);
   // After the peer has gone: nothing of it is waited for any more.
@@ -103,6 +109,7 @@ class PC_API SlotReader : public SlotEnd {
   void take(std::size_t nbytes, std::uint64_t end, const Drain& drain);
   // Everything that was told of has been written.
   bool has_arrived() const { return counters_.written.load() >= end_; }
+  std::uint64_t written() const { return counters_.written.load(); }
   void release() { counters_.written.store(kReleased); }
 };
 

@@ -46,6 +46,24 @@ inline std::vector<CommunicatorPtr> connect_listeners(const Listeners& listeners
   return made;
 }
 
+// Connects one rank for each option.
+inline std::vector<CommunicatorPtr> connect_each(const std::vector<CommunicatorOptions>& options) {
+  Listeners listeners;
+  std::vector<std::string> addresses;
+  for (std::size_t rank = 0; rank < options.size(); ++rank) {
+    listeners.push_back(make_listener());
+    addresses.push_back(listeners.back()->address());
+  }
+  std::vector<CommunicatorPtr> made(options.size());
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < options.size(); ++rank) {
+    threads.emplace_back(
+        [&, rank] { made[rank] = listeners[rank]->connect(static_cast<int>(rank), addresses, options[rank], 10s); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return made;
+}
+
 inline std::vector<CommunicatorPtr> connect_all(std::size_t size, const CommunicatorOptions& options = {}) {
   Listeners listeners;
   for (std::size_t rank = 0; rank < size; ++rank) listeners.push_back(make_listener());

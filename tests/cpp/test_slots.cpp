@@ -48,24 +48,6 @@ struct Pair {
   std::unique_ptr<SlotReader> reader;
 };
 
-// Connects one rank for each option.
-std::vector<CommunicatorPtr> connect_each(const std::vector<CommunicatorOptions>& options) {
-  Listeners listeners;
-  std::vector<std::string> addresses;
-  for (std::size_t rank = 0; rank < options.size(); ++rank) {
-    listeners.push_back(make_listener());
-    addresses.push_back(listeners.back()->address());
-  }
-  std::vector<CommunicatorPtr> made(options.size());
-  std::vector<std::thread> threads;
-  for (std::size_t rank = 0; rank < options.size(); ++rank) {
-    threads.emplace_back(
-        [&, rank] { made[rank] = listeners[rank]->connect(static_cast<int>(rank), addresses, options[rank], 10s); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return made;
-}
-
 }  // namespace
 
 TEST(slots_bring_bytes_in_order_around_the_end_of_the_memory) {

@@ -1,0 +1,141 @@
+// Tensors of a device when something ends early: nothing is written to memory that was let go, and nothing that did not
+// arrive counts as received.
+#include "check.h"
+#include "communicators.h"
+#include "failing_device.h"
+
+namespace {
+
+CommunicatorOptions on(std::shared_ptr<Device> device) {
+  CommunicatorOptions options;
+  options.stand_in = std::move(device);
+  options.limits.max_nbytes = 1 << 20;  // 8 MiB of slots
+  return options;
+}
+
+// Tensors are declared first, since streams use them until the ranks have closed.
+
+// A compute stream that stands still until it is told to go on.
+struct Held {
+  Held() {
+    stream->enqueue([this] { may_run.wait(false); });
+  }
+  ~Held() { go_on(); }
+  void go_on() {
+    may_run.store(true);
+    may_run.notify_all();
+  }
+  Event point() const { return stream->record(); }
+
+  std::atomic<bool> may_run{false};
+  std::shared_ptr<Stream> stream = make_host_stream();
+};
+
+// Rank 0 on a device that fails on demand, rank 1 on one that does not.
+struct FailingPair {
+  std::shared_ptr<std::atomic<bool>> fails = std::make_shared<std::atomic<bool>>(false);
+  std::vector<CommunicatorPtr> ranks = connect_each({on(failing_device(fails)), on(make_host_device())});
+};
+
+template <typename Done>
+bool comes_true(const Done& done) {
+  for (int i = 0; i < 2000 && !done(); ++i) std::this_thread::sleep_for(1ms);
+  return done();
+}
+
+}  // namespace
+
+TEST(blocks_of_a_message_given_up_half_way_are_not_free_while_a_stream_may_write_them) {
+  Floats sent = ramp(2000000);
+  CommunicatorOptions options = on(make_host_device());
+  options.pool = make_host_pool(0);
+  options.emulation.bytes_per_s = 40e6;  // the second slot's record comes 0.1 s after the first
+  auto ranks = connect_all(2, options);
+  Held compute;
+  auto receive = ranks[1]->receive(0, in_epoch(0), {}, nullptr);
+  auto send = ranks[0]->send(1, in_epoch(0), {part(sent)}, nullptr, compute.point());
+  CHECK(comes_true([&] { return options.pool->stats().live_nbytes > 0; }));
+  ranks[1]->begin_epoch(1);
+  CHECK(comes_true([&] { return options.pool->stats().live_nbytes == 0; }));
+  std::this_thread::sleep_for(200ms);
+  CHECK_EQ(options.pool->stats().pending_nbytes, 4 * sent.size());
+  compute.go_on();
+  send->wait(10s);
+}
+
+TEST(wait_for_a_device_ends_at_its_timeout) {
+  Floats sent = ramp(1000), got(sent.size());
+  auto ranks = connect_all(2, on(make_host_device()));
+  Held compute;
+  auto receive = post_receive(ranks[1], 0, got);
+  auto send = ranks[0]->send(1, {}, {part(sent)}, nullptr, compute.point());
+  CHECK_ERROR(ErrorKind::link_timeout, "waited", send->wait(50ms));
+  CHECK_ERROR(ErrorKind::link_timeout, "waited", receive->wait(50ms));
+  compute.go_on();
+  receive->wait(10s);
+  send->wait(10s);
+  CHECK(got == sent);
+}
+
+TEST(closing_the_receiver_loses_nothing_that_it_was_told_of) {
+  Floats sent = ramp(1000), got(sent.size(), -1);
+  auto ranks = connect_all(2, on(make_host_device()));
+  Held compute;
+  auto receive = post_receive(ranks[1], 0, got);
+  auto send = ranks[0]->send(1, {}, {part(sent)}, nullptr, compute.point());
+  CHECK(comes_true([&] { return ranks[1]->counters(0).messages_received == 1; }));
+  std::thread later([&] {
+    std::this_thread::sleep_for(100ms);
+    compute.go_on();
+  });
+  ranks[1]->close();
+  later.join();
+  CHECK(receive->is_done() && !receive->error());
+  CHECK(got == sent);
+}
+
+TEST(message_parked_of_a_rank_that_was_lost_before_it_wrote_is_an_error) {
+  Floats sent = ramp(1000), got(sent.size(), -1), other(10);
+  FailingPair pair;
+  auto& ranks = pair.ranks;
+  Held compute;
+  auto unrelated = post_receive(ranks[1], 0, other, tagged(2));
+  auto send = ranks[0]->send(1, tagged(1), {part(sent)}, nullptr, compute.point());
+  CHECK(comes_true([&] { return ranks[1]->counters(0).messages_received == 1; }));
+  pair.fails->store(true);
+  CHECK_ERROR(ErrorKind::peer_lost, "fails", post_send(ranks[0], 1, other, tagged(3))->wait(10s));
+  CHECK_ERROR(ErrorKind::peer_lost, "lost", unrelated->wait(10s));
+  CHECK_ERROR(ErrorKind::peer_lost, "lost", post_receive(ranks[1], 0, got, tagged(1))->wait(10s));
+}
+
+TEST(receive_enqueued_before_the_receivers_device_fails_ends_with_that) {
+  Floats sent = ramp(1000), got(sent.size(), -1), other(10);
+  FailingPair pair;
+  auto& ranks = pair.ranks;
+  Held compute;
+  auto receive = post_receive(ranks[0], 1, got, tagged(1));
+  auto send = ranks[1]->send(0, tagged(1), {part(sent)}, nullptr, compute.point());
+  CHECK(comes_true([&] { return ranks[0]->counters(1).messages_received == 1; }));
+  pair.fails->store(true);
+  auto second = post_receive(ranks[0], 1, other, tagged(2));
+  post_send(ranks[1], 0, other, tagged(2));
+  CHECK_ERROR(ErrorKind::peer_lost, "fails", second->wait(10s));
+  CHECK_ERROR(ErrorKind::peer_lost, "fails", receive->wait(10s));
+}
+
+TEST(device_that_fails_ends_every_wait_and_closes) {
+  Floats sent = ramp(1000), got(sent.size());
+  FailingPair pair;
+  auto& ranks = pair.ranks;
+  auto receive = post_receive(ranks[1], 0, got, tagged(1));
+  post_send(ranks[0], 1, sent, tagged(1))->wait(10s);
+  receive->wait(10s);
+  pair.fails->store(true);
+  auto send = post_send(ranks[0], 1, sent, tagged(2));
+  CHECK_ERROR(ErrorKind::peer_lost, "fails", send->wait(10s));
+  CHECK_ERROR(ErrorKind::peer_lost, "lost", post_receive(ranks[1], 0, got, tagged(2))->wait(10s));
+  ranks[0]->close();
+  ranks[1]->close();
+}
+
+CHECK_MAIN()
