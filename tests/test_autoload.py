@@ -118,11 +118,14 @@ def test_unchanged_script_gets_pipecomm_where_it_asks_for_gloo(
 ) -> None:
     for out, _ in script_outputs:
         lines = out.splitlines()
-        ours = "cpu:pipecomm PipecommBackend"
-        assert lines[0] == f"gloo {ours} | gloo {ours}"
-        assert lines[2] == f"undefined {ours} | undefined {ours}"
-        assert lines[4] == f"cpu:gloo {ours} | cpu:gloo {ours}"
-        assert [lines[index] for index in (1, 3, 5)] == [f"gloo {ours}"] * 3
+        # Without an accelerator the whole name is replaced.
+        everywhere = "cpu:pipecomm,cuda:pipecomm PipecommBackend"
+        on_cpu = "cpu:pipecomm PipecommBackend"
+        for index, asked, got in ((0, "gloo", everywhere), (2, "undefined", everywhere)):
+            assert lines[index] == f"{asked} {got} | {asked} {got}"
+        assert lines[4] == f"cpu:gloo {on_cpu} | cpu:gloo {on_cpu}"
+        for index in (1, 3, 5):
+            assert lines[index] == f"gloo {everywhere}"
         assert "pipecomm" not in lines[6]
 
 

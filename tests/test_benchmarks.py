@@ -13,8 +13,8 @@ from tests.hosts.network import why_impossible
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
 NAMES = sorted(path.name for path in FOLDER.glob("[a-z]*.py"))
+NEEDS_A_GPU = {"codec_cuda.py", "p2p_cuda.py"}
 # Those that train have steps instead of rounds.
-NEEDS_A_GPU = {"codec_cuda.py"}
 SHORT = {
     "convergence.py": ["--steps", "2", "--seeds", "1", "--held-out", "1"],
     "codec_error.py": ["--steps", "2"],
@@ -27,6 +27,12 @@ SHORT = {
 )
 def test_benchmark_ends_and_prints_one_table(name: str) -> None:
     assert _run(name, *SHORT.get(name, ["--rounds", "2"])).count("┏") == 1
+
+
+def test_transfers_of_a_gpu_are_rehearsed_on_the_host() -> None:
+    table = _run("p2p_cuda.py", "--device", "cpu", "--mib", "1", "--rounds", "2")
+    for case in ("raw 1 MiB", "one way 4 KiB", "products beside", "int4 1 MiB"):
+        assert case in table
 
 
 def _run(name: str, *options: str, timeout_s: float = 100) -> str:

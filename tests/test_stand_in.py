@@ -30,7 +30,7 @@ from tests.ranks import run_ranks, spawn_ranks
 _ENV = {"PIPECOMM_STAND_IN_DEVICE": "1"}
 _ROOT = Path(__file__).resolve().parent.parent
 _CHECKS = "tests/device/test_transport_cuda.py"
-_REHEARSED = "host_and_device_meet or killed"
+_REHEARSED = "host_and_device_meet"
 # More than the slots of a link hold.
 _LARGE = 12 << 20
 
@@ -206,17 +206,4 @@ def test_checks_for_a_gpu_can_be_rehearsed() -> None:
         cwd=_ROOT,
     )
     assert done.returncode == 0, done.stdout
-    assert "2 passed" in done.stdout
-
-
-def test_benchmark_for_a_gpu_can_be_rehearsed() -> None:
-    done = subprocess.run(
-        [sys.executable, "p2p_cuda.py", "--device", "cpu", "--mib", "1", "--rounds", "2"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=_ROOT / "benchmarks",
-    )
-    assert done.returncode == 0, done.stderr
-    for case in ("raw 1 MiB", "one way 4 KiB", "products beside", "int4 1 MiB"):
-        assert case in done.stdout
+    assert "1 passed" in done.stdout
