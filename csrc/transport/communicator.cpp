@@ -277,11 +277,7 @@ class CommunicatorImpl final : public Communicator,
     Link& link = *links_[static_cast<std::size_t>(transfer->peer())];
     const auto& cause = lost_together_ ? lost_together_ : link.gone();
     if (cause) return refuse(transfer, explain(*cause, *transfer));
-    try {
-      link.send(transfer);
-    } catch (const Error& error) {  // no memory to stage it in
-      refuse(transfer, error);
-    }
+    link.send(transfer);
   }
 
   void start_receive(const TransferPtr& transfer) {

@@ -14,13 +14,14 @@ namespace {
 constexpr std::size_t kNbytesPerPump = std::size_t{1} << 20;
 // A copy to the host is asked this often whether it is done.
 constexpr std::int64_t kStagingPeriodNs = 50'000;
+// Messages that are copied to the host before their turn: one leaves while the next is copied.
+constexpr std::size_t kNumStaged = 2;
 // No peer rings for what others have taken, so that a sender at the process's limit looks this often.
 constexpr std::int64_t kLimitPeriodNs = 200'000;
 
 }  // namespace
 
 void Sender::post(TransferPtr transfer) {
-  if (stages_) stage(*transfer);
   auto place = queue_.end();
   if (limits_.backward_first && transfer->key.direction == Direction::backward) {
     const auto may_overtake = [](const TransferPtr& other) { return other->key.direction != Direction::backward; };
@@ -74,6 +75,8 @@ bool Sender::pump(LinkCounters& counters, const std::function<void()>& wake_read
   if (ring_ && has_process_limit()) count_in_flight();
   while (!queue_.empty() && ring_ && !wants_slots() && written_nbytes < kNbytesPerPump) {
     if (is_at_limit()) break;
+    if (stages_) stage_ahead();
+    if (queue_.empty()) break;
     const TransferPtr transfer = queue_.front();
     if (!transfer->staged.is_ready()) {
       due_ns_ = now_ns() + kStagingPeriodNs;
@@ -179,11 +182,12 @@ void Sender::set_slots(SlotOffer offer, const std::string& handle, int fd) {
   slots_.emplace(device, ring_->slot_counters(), ring_->control_page(), std::move(memory));
 }
 
-void Sender::stage_from_now() {
-  stages_ = true;
-  for (const TransferPtr& transfer : std::deque<TransferPtr>(queue_)) {
+void Sender::stage_ahead() {
+  for (std::size_t i = 0; i < std::min(queue_.size(), kNumStaged);) {
+    const TransferPtr transfer = queue_[i];
     try {
       stage(*transfer);
+      ++i;
     } catch (const Error& error) {  // no memory for it
       std::erase(queue_, transfer);
       transfer->fail(error);

@@ -37,7 +37,7 @@ class Sender {
   // Memory that the peer shares. Throws a transport or CUDA error where it cannot be mapped.
   void set_slots(SlotOffer offer, const std::string& handle, int fd);
   // There will be no slots.
-  void stage_from_now();
+  void stage_from_now() { stages_ = true; }
   // The peer is gone: nothing is on its way to it, and the device waits for nothing of it any more.
   void let_go();
   // ", in slots of cuda:0"; empty before the first tensor of a device.
@@ -66,6 +66,7 @@ class Sender {
   bool has_slot_room(std::size_t nbytes);
   // The chunk goes into slots; the record at `out` tells where they end.
   void put_chunk(const TransferState& transfer, std::byte* out, std::size_t nbytes);
+  void stage_ahead();
   void stage(TransferState& transfer);
   bool is_in_slots(const SendPart& part) const { return part.tensor.device != kOnHost && !part.absent; }
   MessageHeader make_header(const TransferState& transfer) const;

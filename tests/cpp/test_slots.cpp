@@ -1,5 +1,6 @@
 // Tensors of a device cross in slots: what the streams are made to wait for, and that nothing is lost or late.
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
@@ -46,6 +47,22 @@ struct Pair {
   SlotCounters& counters;
   std::unique_ptr<SlotWriter> writer;
   std::unique_ptr<SlotReader> reader;
+};
+
+// The host as a device that counts what it is asked to pin.
+class CountingDevice final : public Device {
+ public:
+  int index() const override { return 0; }
+  std::string name() const override { return "host"; }
+  bool is_host() const override { return true; }
+  std::shared_ptr<Stream> make_stream() override { return make_host_stream(); }
+  Event record(void*) override { return {}; }
+  std::shared_ptr<void> register_host(void*, std::size_t nbytes) override {
+    registered_nbytes += nbytes;
+    return nullptr;
+  }
+
+  std::atomic<std::size_t> registered_nbytes{0};
 };
 
 }  // namespace
@@ -241,6 +258,24 @@ TEST(closing_at_once_loses_nothing_that_was_sent) {
     receive->wait(10s);
     CHECK(got == sent);
   }
+}
+
+TEST(what_waits_for_its_turn_takes_no_pinned_memory) {
+  const auto device = std::make_shared<CountingDevice>();
+  auto ranks = connect_each({on(device), CommunicatorOptions{}});
+  Floats values = ramp(500000), got(values.size()), small(4, 1), got_small(4);
+  std::vector<std::shared_ptr<Transfer>> sends;
+  for (int i = 0; i < 10; ++i) post_send(ranks[0], 1, small);
+  for (int i = 0; i < 40; ++i) sends.push_back(post_send(ranks[0], 1, values));
+  for (int i = 0; i < 10; ++i) post_receive(ranks[1], 0, got_small)->wait(10s);
+  CHECK(got_small == small);
+  for (const auto& send : sends) {
+    post_receive(ranks[1], 0, got)->wait(10s);
+    send->wait(10s);
+    CHECK(got == values);
+  }
+  CHECK(device->registered_nbytes.load() >= 2 * 2000000);
+  CHECK(device->registered_nbytes.load() < 20 * 2000000);
 }
 
 TEST(path_tells_how_the_tensors_of_a_device_go) {
