@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipecomm import rendezvous
 from pipecomm.codec import Codec
 from pipecomm.errors import LinkTimeoutError, MessageMismatchError
-from pipecomm.link import Links
 from tests import pipeline_step_cases, test_backend_life
 from tests.pipeline_cases import results_of, run_cases
 from tests.ranks import run_ranks, spawn_ranks
+from tests.test_link import Pair
 
 _ENV = {"PIPECOMM_STAND_IN_DEVICE": "1"}
 _ROOT = Path(__file__).resolve().parent.parent
@@ -33,39 +31,6 @@ _CHECKS = "tests/device/test_transport_cuda.py"
 _REHEARSED = "host_and_device_meet"
 # More than the slots of a link hold.
 _LARGE = 12 << 20
-
-
-class Pair:
-    """Two ranks inside this process; `paths` are known once something was sent."""
-
-    def __init__(self) -> None:
-        store = dist.HashStore()
-        made: dict[int, Any] = {}
-
-        def connect(rank: int) -> None:
-            made[rank] = rendezvous.connect(store, rank, 2, name="pair", timeout_s=20.0)
-
-        threads = [threading.Thread(target=connect, args=(rank,)) for rank in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.communicators = made
-        self.low, self.high = (Links(made[rank], 20.0) for rank in range(2))
-        for links in (self.low, self.high):
-            links.begin_step(1)
-
-    def forward(self, tensors: list[Any], codec: str = "raw", microbatch: int = 0) -> list[Any]:
-        sent = self.low.send(
-            1, tensors, direction="forward", microbatch=microbatch, codec=Codec(codec)
-        )
-        got = self.high.receive(0, direction="forward", microbatch=microbatch).wait()
-        sent.wait()
-        return got
-
-    def close(self) -> None:
-        self.low.close()
-        self.high.close()
 
 
 @pytest.fixture
@@ -99,9 +64,9 @@ def test_tensor_arrives_bit_for_bit(pair: Pair, tensor: torch.Tensor) -> None:
 @pytest.mark.parametrize("codec", ["int8", "int4", "int4:hadamard=64", "fp8", "nf4"])
 def test_codec_gives_the_values_of_the_hosts_path(pair: Pair, codec: str) -> None:
     tensor = torch.randn(300, 771, generator=torch.Generator().manual_seed(0))
-    (got,) = pair.forward([tensor], codec)
-    wire = Codec(codec).encode(tensor)
-    assert torch.equal(got, Codec(codec).decode(wire, torch.empty_like(tensor)))
+    made = Codec(codec)
+    (got,) = pair.forward([tensor], made)
+    assert torch.equal(got, made.decode(made.encode(tensor), torch.empty_like(tensor)))
 
 
 def test_tensors_cross_in_slots_and_several_share_a_message(pair: Pair) -> None:
@@ -110,13 +75,13 @@ def test_tensors_cross_in_slots_and_several_share_a_message(pair: Pair) -> None:
     assert got[1] is None
     for index in (0, 2, 3):
         assert torch.equal(got[index], tensors[index])
-    assert pair.communicators[0].path(1) == "shared memory, in slots of host"
+    assert pair.low._core.path(1) == "shared memory, in slots of host"
 
 
 def test_without_the_variable_they_do_not() -> None:
     pair = Pair()
     pair.forward([torch.ones(5)])
-    assert pair.communicators[0].path(1) == "shared memory"
+    assert pair.low._core.path(1) == "shared memory"
     pair.close()
 
 

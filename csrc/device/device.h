@@ -28,7 +28,7 @@ class PC_API Device {
   virtual std::shared_ptr<void> register_host(void* data, std::size_t nbytes) = 0;
 };
 
-// One per process. Its streams may be given another make, which tests use to delay them.
+// The host as a device. Its streams may be given another make, which tests use to delay them.
 using StreamFactory = std::function<std::shared_ptr<Stream>()>;
 PC_API std::shared_ptr<Device> make_host_device(StreamFactory make_stream = make_host_stream);
 // Throws a not built error where nvcc was not there at build time, a CUDA error where driver or device is missing.

@@ -20,9 +20,9 @@ enum class ControlKind : std::uint32_t {
   abort = 4,         // epoch `value` is given up; text says why
   goodbye = 5,       // closed on purpose; text says which rank was lost before that, if one was
   accepted = 6,      // to a sender, in strict mode: a receive is posted for message number `value`
+  lost = 7,          // from a bridge: the peer, on another host, cannot be reached any more; text says why
   slots_wanted = 8,  // to the receiver: share memory of your device, in way number `value` or a later one
   slots_made = 9,    // to the sender: here it is; `value` is SlotOffer::packed(), text the handle, or why there is none
-  lost = 7,          // from a bridge: the peer, on another host, cannot be reached any more; text says why
 };
 
 struct Control {

@@ -154,7 +154,7 @@ bool Sender::has_slot_room(std::size_t nbytes) {
 
 void Sender::put_chunk(const TransferState& transfer, std::byte* out, std::size_t nbytes) {
   const SendPart& part = transfer.to_send[part_index_];
-  slots_->stream().wait(transfer.ready);
+  if (position_ == 0) slots_->stream().wait(transfer.ready);
   const std::uint64_t end = slots_->put(nbytes, [&](Stream& stream, std::byte* slot) {
     if (part.codec.id == CodecId::raw) {
       stream.copy_async(slot, static_cast<const std::byte*>(part.tensor.data) + position_, nbytes);

@@ -20,6 +20,14 @@ using Floats = std::vector<float>;
 
 using Listeners = std::vector<std::unique_ptr<Listener>>;
 
+// Tensors cross in slots of this device.
+inline CommunicatorOptions on(std::shared_ptr<Device> device) {
+  CommunicatorOptions options;
+  options.stand_in = std::move(device);
+  options.limits.max_nbytes = 1 << 20;  // 8 MiB of slots
+  return options;
+}
+
 // With IN_SLOTS in the environment, the tensors of all tests cross as a device's do.
 inline bool in_slots() { return std::getenv("IN_SLOTS") != nullptr; }
 

@@ -6,13 +6,6 @@
 
 namespace {
 
-CommunicatorOptions on(std::shared_ptr<Device> device) {
-  CommunicatorOptions options;
-  options.stand_in = std::move(device);
-  options.limits.max_nbytes = 1 << 20;  // 8 MiB of slots
-  return options;
-}
-
 // Tensors are declared first, since streams use them until the ranks have closed.
 
 // A compute stream that stands still until it is told to go on.

@@ -11,13 +11,6 @@
 
 namespace {
 
-CommunicatorOptions on(std::shared_ptr<Device> device) {
-  CommunicatorOptions options;
-  options.stand_in = std::move(device);
-  options.limits.max_nbytes = 1 << 20;  // 8 MiB of slots
-  return options;
-}
-
 // One direction in one process: both ends over the same memory and counters.
 struct Pair {
   explicit Pair(std::size_t nbytes, std::shared_ptr<Device> device = make_host_device())
