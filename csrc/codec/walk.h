@@ -40,22 +40,23 @@ class Walk {
         value_nbytes_(value_nbytes),
         x_(tensor + run.place(0).element * value_nbytes),
         codes_(wire + run.codes_offset),
-        col_(run.group_begin % run.groups_per_row * run.group_size) {}
+        cols_(is_one_row(run) ? run.num_groups * run.group_size : run.cols),
+        col_(is_one_row(run) ? 0 : run.group_begin % run.groups_per_row * run.group_size) {}
 
   // The batch after `batch`, with whole transform blocks.
   void next(std::int64_t num_left, Batch<X, Byte>& batch) {
     const bool is_whole = !run_.has_transform || col_ % kTransformWidth == 0;
     const bool was_full = batch.is_full;
-    batch.is_full = num_left >= kBatchSize && run_.cols - col_ >= kBatchSize * run_.group_size && is_whole;
+    batch.is_full = num_left >= kBatchSize && cols_ - col_ >= kBatchSize * run_.group_size && is_whole;
     if (batch.is_full && was_full) return move_on(batch);
     if (batch.is_full) return next_full(batch);
     const int limit = num_left < kBatchSize ? static_cast<int>(num_left) : kBatchSize;
     int g = 0;
     for (; g < limit; ++g) {
-      const std::int64_t left = run_.cols - col_;
+      const std::int64_t left = cols_ - col_;
       const int count = left < run_.group_size ? static_cast<int>(left) : run_.group_size;
       batch.in_block[g] = InBlock::none;
-      if (run_.has_transform && run_.is_transformed(col_)) {
+      if (is_transformed(col_)) {
         batch.in_block[g] = col_ % kTransformWidth == 0 ? InBlock::first : InBlock::rest;
         if (batch.in_block[g] == InBlock::first && g + kTransformWidth / run_.group_size > limit) break;
       }
@@ -96,14 +97,23 @@ class Walk {
     x_ += kBatchSize * run_.group_size * value_nbytes_;
     codes_ += kBatchSize * run_.full_code_nbytes();
     col_ += kBatchSize * run_.group_size;
-    col_ = col_ == run_.cols ? 0 : col_;
+    col_ = col_ == cols_ ? 0 : col_;
   }
 
  private:
+  // Rows of whole groups, and of whole transform blocks, need not be told apart.
+  static bool is_one_row(const RunLayout& run) {
+    return run.is_dense && (!run.has_transform || run.cols % kTransformWidth == 0);
+  }
+  bool is_transformed(std::int64_t col) const {
+    return run_.has_transform && col / kTransformWidth * kTransformWidth + kTransformWidth <= cols_;
+  }
+
   const RunLayout& run_;
   std::int64_t value_nbytes_;
   X* x_;
   Byte* codes_;
+  std::int64_t cols_;
   std::int64_t col_;
 };
 
