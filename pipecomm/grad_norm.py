@@ -48,10 +48,11 @@ def _check(max_norm: float, norm_type: float) -> None:
 
 def _part(grads: Sequence[Tensor], norm_type: float) -> Tensor:
     """This stage's maximum, or its sum of powers: a float64 scalar on the CPU."""
-    norms = [torch.linalg.vector_norm(g, norm_type, dtype=_wide(g)).double().cpu() for g in grads]
+    norms = [torch.linalg.vector_norm(g, norm_type, dtype=_wide(g)).double() for g in grads]
     if not norms:
         return torch.zeros((), dtype=torch.float64)
-    stacked = torch.stack(norms)
+    # All together, so that the host waits once for a device.
+    stacked = torch.stack([norm.to(norms[0].device) for norm in norms]).cpu()
     return stacked.max() if math.isinf(norm_type) else (stacked**norm_type).sum()
 
 

@@ -13,7 +13,7 @@ import torch
 from pipecomm.codec import QUANTIZABLE, Codec
 from pipecomm.errors import ConfigError, NotBuiltError, StageFailedError
 from pipecomm.flow import FlowLimits
-from pipecomm.memory import MemoryPool, default_pool, tensor_from_block
+from pipecomm.memory import MemoryPool, default_pool
 from pipecomm.rendezvous import Store, announce, connect
 
 if TYPE_CHECKING:
@@ -24,7 +24,10 @@ __all__ = ["LinkCounters", "LinkEmulation", "Links", "Transfer", "announce"]
 Direction = Literal["forward", "backward"]
 
 _RAW = "raw"
+_CPU = torch.device("cpu")
 _MAX_PLAN_NBYTES = 1000
+# The core's number for it.
+_CPU_INDEX = -1
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,16 @@ class Transfer:
         self,
         core_transfer: Any,
         timeout_s: float,
+        side: _Side,
+        *,
+        target: torch.device = _CPU,
         leaving: list[Tensor] | None = None,
         plan: str = "",
     ) -> None:
         self._core = core_transfer
         self._timeout_s = timeout_s
+        self._side = side
+        self._target = target
         self._leaving = leaving
         # What the sender says that it runs; the message ends with it.
         self._plan = plan
@@ -72,18 +80,27 @@ class Transfer:
     def wait(self) -> list[Tensor | None]:
         """Block until done; give the received tensors (none for a send), once.
 
+        With tensors of a CUDA device, until all of it is enqueued there: the caller's current
+        stream then waits for the rest, and the host does not.
+
         Received tensors own memory of the pool and are leaves whose requires_grad is the
-        sender's; None stands for a gradient that does not exist. Raises LinkTimeoutError,
-        PeerLostError, StageFailedError, MessageMismatchError or TransportError; ConfigError when
-        the sender runs another plan. The GIL is released while waiting.
+        sender's; None stands for a gradient that does not exist. On a device their memory is used
+        again once the stream that is current in this call has done what it was given before the
+        tensor died; a stream that reads them must be waited for by that one first.
+
+        Raises LinkTimeoutError, PeerLostError, StageFailedError, MessageMismatchError or
+        TransportError; ConfigError when the sender runs another plan. The GIL is released while
+        waiting.
         """
         self._core.wait(self._timeout_s)
+        parts = self._core.take(self._side.device, self._side.current_stream())
         if self._leaving is not None:
-            self._leaving.clear()
-        tensors = [_to_tensor(*part) for part in self._core.take_parts()]
-        if self._plan and self._leaving is None:
-            self._check_plan(tensors.pop() if tensors else None)
-        return tensors
+            if self.is_done:  # else the links keep the tensors until the device is
+                self._leaving.clear()
+            return []
+        if self._plan:
+            self._check_plan(_to_tensor(*parts.pop(), _CPU) if parts else None)
+        return [_to_tensor(*part, self._target) for part in parts]
 
     def _check_plan(self, sent: Tensor | None) -> None:
         theirs = "something else" if sent is None else _plan_of(sent)
@@ -95,6 +112,7 @@ class Transfer:
 
     @property
     def is_done(self) -> bool:
+        """On a device, too."""
         return bool(self._core.is_done)
 
     @property
@@ -119,8 +137,22 @@ class Transfer:
         return float(self._core.done_ns) / 1e9
 
 
+@dataclass
+class _Side:
+    """The device of a rank's tensors: the core's, none for the CPU, and torch's name for it."""
+
+    device: Any = None
+    name: torch.device = _CPU
+
+    def current_stream(self) -> int:
+        return torch.cuda.current_stream(self.name).cuda_stream if self.name.type == "cuda" else 0
+
+
 class Links:
-    """This rank's connections to the other stages. Used by one thread."""
+    """This rank's connections to the other stages. Used by one thread.
+
+    Its tensors lie on the CPU and on one CUDA device.
+    """
 
     def __init__(self, communicator: Any, timeout_s: float) -> None:
         self._core = communicator
@@ -129,6 +161,7 @@ class Links:
         self._plan = ""
         self._leaving: deque[tuple[Any, list[Tensor]]] = deque()
         communicator.set_fail_together(True)
+        self._side = _Side(communicator.use_device(_CPU_INDEX))
 
     @classmethod
     def connect(
@@ -169,6 +202,24 @@ class Links:
     def size(self) -> int:
         return int(self._core.size)
 
+    def use_device(self, device: torch.device) -> None:
+        """Say where tensors will lie. What other ranks send to a device that this rank has not
+        named, or used, by then, comes through the host.
+
+        Raises TensorError for a second CUDA device, NotBuiltError for devices other than CUDA's
+        and for a build without CUDA.
+        """
+        if device.type not in ("cpu", "cuda"):
+            raise NotBuiltError(
+                f"expected tensors on the CPU or a CUDA device; got {device}: this version moves "
+                f"no others; move them with .cpu() first"
+            )
+        if device.type == "cpu" or device == self._side.name:
+            return
+        index = torch.cuda.current_device() if device.index is None else device.index
+        used = self._core.use_device(index)
+        self._side.device, self._side.name = used, torch.device("cuda", index)
+
     def begin_step(self, step: int, plan: str = "") -> None:
         """Drop what is left of earlier steps. All ranks count steps alike, from 1.
 
@@ -205,30 +256,45 @@ class Links:
         kept: list[Tensor] = []
         plan = self._plan if microbatch == 0 else ""
         carried = [*tensors, _plan_tensor(plan)] if plan else tensors
+        for tensor in tensors:
+            self.use_device(_CPU if tensor is None else tensor.device)
         parts = [_to_part(tensor, codec, min_nbytes, kept) for tensor in carried]
+        is_on_device = any(tensor.is_cuda for tensor in kept)
         transfer = self._core.send(
-            peer, parts, direction=direction, microbatch=microbatch, epoch=self._step
+            peer,
+            parts,
+            direction=direction,
+            microbatch=microbatch,
+            epoch=self._step,
+            device=self._side.device if is_on_device else None,
+            stream=self._side.current_stream(),
         )
         self._leaving.append((transfer, kept))
-        return Transfer(transfer, self._timeout_s, kept, plan)
+        return Transfer(transfer, self._timeout_s, self._side, leaving=kept, plan=plan)
 
-    def receive(self, peer: int, *, direction: Direction, microbatch: int) -> Transfer:
-        """Post a receive of whatever message comes for (direction, microbatch) of this step."""
+    def receive(
+        self, peer: int, *, direction: Direction, microbatch: int, device: torch.device = _CPU
+    ) -> Transfer:
+        """Post a receive of whatever message comes for (direction, microbatch) of this step.
+
+        Its tensors will lie on `device`, wherever the sender's do.
+        """
+        self.use_device(device)
         self._reap()
         transfer = self._core.receive(
             peer, direction=direction, microbatch=microbatch, epoch=self._step
         )
         plan = self._plan if microbatch == 0 else ""
-        return Transfer(transfer, self._timeout_s, plan=plan)
+        return Transfer(transfer, self._timeout_s, self._side, target=device, plan=plan)
 
     def gather(self, value: Tensor) -> list[Tensor]:
         """Every rank's `value`, in rank order, on every rank; all have one shape and dtype.
 
         It goes up through all ranks and back, as microbatch 0, and passes bit-exact. Between
         begin_step() and the next one, this replaces sends and receives. Errors as in
-        Transfer.wait.
+        Transfer.wait. The results are on the CPU.
         """
-        values = value.unsqueeze(0)
+        values = value.cpu().unsqueeze(0)
         if self.rank > 0:
             values = torch.cat([self._receive_one(self.rank - 1, "forward"), values])
         if self.rank < self.size - 1:
@@ -282,30 +348,33 @@ def _plan_of(sent: Tensor) -> str:
 
 def _to_part(
     tensor: Tensor | None, codec: Codec, min_nbytes: int, kept: list[Tensor]
-) -> tuple[int | None, str, tuple[int, ...], str, bool]:
+) -> tuple[int | None, str, tuple[int, ...], str, bool, int]:
     if tensor is None:
-        return (None, "uint8", (), _RAW, False)
-    if tensor.device.type != "cpu":
-        raise NotBuiltError(
-            f"expected a CPU tensor; got one on {tensor.device}: this version moves CPU tensors "
-            f"only; move it with .cpu() first"
-        )
-    data = tensor.detach().contiguous()
+        return (None, "uint8", (), _RAW, False, _CPU_INDEX)
+    data = tensor.detach().resolve_conj().resolve_neg().contiguous()
     kept.append(data)
     is_coded = data.dtype in QUANTIZABLE and data.nbytes >= min_nbytes
     name = codec.name if is_coded else _RAW
     dtype = str(data.dtype).removeprefix("torch.")
-    return (data.data_ptr(), dtype, tuple(data.shape), name, tensor.requires_grad)
+    index = data.device.index if data.is_cuda else _CPU_INDEX
+    return (data.data_ptr(), dtype, tuple(data.shape), name, tensor.requires_grad, index)
 
 
 def _to_tensor(
-    block: Any, dtype_name: str, shape: list[int], requires_grad: bool, absent: bool
+    data: Any,
+    dtype_name: str,
+    shape: list[int],
+    requires_grad: bool,
+    absent: bool,
+    target: torch.device,
 ) -> Tensor | None:
     if absent:
         return None
     dtype = getattr(torch, dtype_name)
-    if block is None:
-        tensor = torch.empty(shape, dtype=dtype)
+    if data is None:
+        tensor = torch.empty(shape, dtype=dtype, device=target)
     else:
-        tensor = tensor_from_block(block, shape, dtype)
+        # From pinned memory, which the pool gets back in the order of the stream too.
+        tensor = torch.from_dlpack(data).view(dtype).view(shape)
+        tensor = tensor.to(target, non_blocking=target.type == "cuda")
     return tensor.requires_grad_(requires_grad)

@@ -22,57 +22,66 @@ _STEPS: dict[Direction, int] = {"forward": 1, "backward": -1}
 _ANSWERS: dict[Direction, Direction] = {"forward": "backward", "backward": "forward"}
 
 
-def measure_speeds(links: Links) -> dict[Direction, float]:
+_CPU = torch.device("cpu")
+
+
+def measure_speeds(links: Links, device: torch.device = _CPU) -> dict[Direction, float]:
     """Bytes per second from this rank to the next ("forward") and the one before ("backward").
 
     All ranks call this together, between begin_step() and the next one. One link after the other
-    is tried, with messages that grow until one takes 30 ms; latency is taken off. The first rank
+    is tried, from and to tensors on each rank's `device`, with messages that grow until one takes 30 ms; latency is taken off. The first rank
     has no "backward", the last no "forward". Errors as in Transfer.wait.
     """
     speeds: dict[Direction, float] = {}
     for direction, step in _STEPS.items():
         asking, asked = links.rank - step, links.rank + step
         if 0 <= asking < links.size:
-            _answer(links, asking, direction)
+            _answer(links, asking, direction, device)
         if 0 <= asked < links.size:
-            speeds[direction] = _ask(links, asked, direction)
+            speeds[direction] = _ask(links, asked, direction, device)
     return speeds
 
 
-def _ask(links: Links, peer: int, direction: Direction) -> float:
-    latency_s = _best_s(links, peer, direction, nbytes=1)
+def _ask(links: Links, peer: int, direction: Direction, device: torch.device) -> float:
+    latency_s = _best_s(links, peer, direction, _data(1, device))
     nbytes = _FIRST_NBYTES
     while True:
-        taken_s = _best_s(links, peer, direction, nbytes) - latency_s
+        taken_s = _best_s(links, peer, direction, _data(nbytes, device)) - latency_s
         if taken_s >= _ENOUGH_S or nbytes >= _MAX_NBYTES:
             break
         nbytes *= 2
-    _send(links, peer, direction, nbytes=0)
+    _send(links, peer, direction, _data(0, device))
     return nbytes / max(taken_s, 1e-9)
 
 
-def _best_s(links: Links, peer: int, direction: Direction, nbytes: int) -> float:
+def _best_s(links: Links, peer: int, direction: Direction, data: torch.Tensor) -> float:
     """Other work on the machine only ever makes a round trip longer."""
-    return min(_round_trip_s(links, peer, direction, nbytes) for _ in range(_NUM_TRIES))
+    return min(_round_trip_s(links, peer, direction, data) for _ in range(_NUM_TRIES))
 
 
-def _round_trip_s(links: Links, peer: int, direction: Direction, nbytes: int) -> float:
+def _round_trip_s(links: Links, peer: int, direction: Direction, data: torch.Tensor) -> float:
     answer = links.receive(peer, direction=_ANSWERS[direction], microbatch=1)
     start_s = time.monotonic()
-    _send(links, peer, direction, nbytes)
+    _send(links, peer, direction, data)
     answer.wait()
     return time.monotonic() - start_s
 
 
-def _answer(links: Links, peer: int, direction: Direction) -> None:
+def _answer(links: Links, peer: int, direction: Direction, device: torch.device) -> None:
     """Answer each message with an empty one; an empty one is the last."""
     while True:
-        (tensor,) = links.receive(peer, direction=direction, microbatch=1).wait()
+        receive = links.receive(peer, direction=direction, microbatch=1, device=device)
+        (tensor,) = receive.wait()
         if tensor is None or tensor.numel() == 0:
             return
-        _send(links, peer, _ANSWERS[direction], nbytes=0)
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
+        _send(links, peer, _ANSWERS[direction], _data(0, _CPU))
 
 
-def _send(links: Links, peer: int, direction: Direction, nbytes: int) -> None:
-    data = torch.zeros(nbytes, dtype=torch.uint8)
+def _data(nbytes: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(nbytes, dtype=torch.uint8, device=device)
+
+
+def _send(links: Links, peer: int, direction: Direction, data: torch.Tensor) -> None:
     links.send(peer, [data], direction=direction, microbatch=1, codec=_RAW).wait()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from pipecomm._native import core
+from pipecomm.device import as_device
 from pipecomm.errors import ConfigError, NotBuiltError
 
 __all__ = ["MemoryPool", "PoolStats", "default_pool", "tensor_from_block"]
@@ -55,7 +56,7 @@ class MemoryPool:
     """
 
     def __init__(self, device: str | torch.device = "cpu", limit: int | None = None) -> None:
-        if _device_type(device) != "cpu":
+        if as_device(device).type != "cpu":
             raise NotBuiltError(
                 f"expected device 'cpu' for a memory pool; got '{device}'. "
                 "Pools on other devices are not implemented; use torch's allocator there."
@@ -106,13 +107,6 @@ class MemoryPool:
     def core_pool(self) -> Any:
         """The `_core.Pool` behind it, for what else allocates from it."""
         return self._pool
-
-
-def _device_type(device: str | torch.device) -> str:
-    try:
-        return torch.device(device).type
-    except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"expected a device, such as 'cpu'; got {device!r}") from error
 
 
 def tensor_from_block(block: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

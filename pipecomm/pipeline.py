@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pipecomm.device import as_device, device_of
 from pipecomm.errors import ConfigError, PipecommError, StageFailedError
 from pipecomm.grad_norm import clip_grad_norm
 from pipecomm.loss import LossFn, Reduction, StepLoss, loss_weights
@@ -61,6 +62,9 @@ class Pipeline:
     each, "auto", or a CodecPolicy. A transfer not done in `timeout_s` is an error.
     `limits` bound what each link takes before its sender waits.
 
+    What arrives is put on `device`; by default where the stage's first parameter or buffer lies,
+    for a stage without any on torch's default device.
+
     Raises ConfigError for an unknown name and for a number of stages that is not the number of
     ranks; connecting may raise TransportError or LinkTimeoutError.
     """
@@ -81,11 +85,13 @@ class Pipeline:
         emulation: LinkEmulation | None = None,
         pool: MemoryPool | None = None,
         limits: FlowLimits | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         rank, size = find_place(process_group, num_stages)
         self._links: Links | None = None
         try:
             _check_arguments(stage, loss_fn, loss_reduction, timeout_s)
+            self._device = None if device is None else as_device(device)
             policies: dict[Direction, CodecPolicy] = {
                 "forward": CodecPolicy.parse(codec),
                 "backward": CodecPolicy.parse(grad_codec),
@@ -116,10 +122,11 @@ class Pipeline:
                 emulation=emulation,
                 pool=pool,
                 limits=limits,
+                device=self.device,
             )
             try:
                 with self._shared_step("the start"):
-                    self._codecs = choose_codecs(self._links, policies)
+                    self._codecs = choose_codecs(self._links, policies, self.device)
             except BaseException:
                 self.close()
                 raise
@@ -131,6 +138,11 @@ class Pipeline:
         The last stage sends no activations, the first no gradients.
         """
         return {direction: str(boundary.codec) for direction, boundary in self._codecs.items()}
+
+    @property
+    def device(self) -> torch.device:
+        """Where what arrives is put."""
+        return self._device or device_of(self._stage.module)
 
     @property
     def stage_index(self) -> int:
@@ -236,13 +248,16 @@ class Pipeline:
             loss = StepLoss(
                 self._loss_fn,
                 data.targets,
-                loss_weights(data, self._loss_reduction, loss_divisor),
+                # Elsewhere nobody needs to wait for a device's divisor.
+                loss_weights(
+                    data, self._loss_reduction, loss_divisor if self._stage.is_last else None
+                ),
                 keep_outputs=return_outputs and self._stage.is_last,
             )
             if torch.is_grad_enabled():
                 for boundary in self._codecs.values():
                     boundary.begin_step()
-            step = Step(self._stage, self._links, self._codecs, data, loss)
+            step = Step(self._stage, self._links, self._codecs, data, loss, self.device)
             running.append(step)
             step.run(actions)
             return StepResult(loss.total(), loss.outputs(), step.stats)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 
 from pipecomm.codec import Codec
@@ -61,6 +62,7 @@ def connect_stages(
     emulation: LinkEmulation | None,
     pool: MemoryPool | None,
     limits: FlowLimits | None = None,
+    device: torch.device,
 ) -> Links:
     """Links to the other ranks, returned when every rank has its own.
 
@@ -77,6 +79,8 @@ def connect_stages(
         limits=limits,
     )
     try:
+        # Before another rank can send to it.
+        links.use_device(device)
         store.set(f"settings/{rank}", settings)
         _wait_for_all(store, links, [f"settings/{other}" for other in range(size)], timeout_s)
         _compare(store, rank, size, settings)
@@ -87,16 +91,17 @@ def connect_stages(
 
 
 def choose_codecs(
-    links: Links, policies: Mapping[Direction, CodecPolicy]
+    links: Links, policies: Mapping[Direction, CodecPolicy], device: torch.device
 ) -> dict[Direction, BoundaryCodec]:
     """What this rank uses for what it sends: "forward" except on the last, "backward" on the first.
 
-    All ranks call this together in a step. Measures the links where "auto" asks for it.
+    All ranks call this together in a step. Measures the links where "auto" asks for it, with
+    tensors on `device`.
     """
     speeds: dict[Direction, float] = {}
     num_boundaries = links.size - 1
     if any(AUTO in policy.names for policy in policies.values()):
-        speeds = measure_speeds(links)
+        speeds = measure_speeds(links, device)
     chosen: dict[Direction, BoundaryCodec] = {}
     boundaries: dict[Direction, int] = {"forward": links.rank, "backward": links.rank - 1}
     for direction, boundary in boundaries.items():

@@ -21,8 +21,10 @@ __all__ = ["Store", "UnreachableError", "announce", "connect"]
 _POLL_S = 0.005
 _FAILED = "pipecomm/failed"
 # With "1" tensors of the host cross as those of a GPU do, in slots, by streams that are threads:
-# what runs the device's side of the transport on a machine without one.
+# what runs the device's side of the transport on a machine without one. These streams lag behind
+# by the second variable's microseconds, so that what does not wait for them shows.
 _STAND_IN = "PIPECOMM_STAND_IN_DEVICE"
+_STAND_IN_LAG = "PIPECOMM_STAND_IN_LAG_US"
 
 
 class UnreachableError(TransportError):
@@ -96,8 +98,13 @@ def connect(
         pool=None if pool is None else pool.core_pool,
         emulated_bytes_per_s=emulated_mbps * 1e6 / 8,
         emulated_latency_s=emulated_latency_ms / 1e3,
-        stand_in=os.environ.get(_STAND_IN) == "1",
+        stand_in_lag_us=_stand_in_lag_us(),
     )
+
+
+def _stand_in_lag_us() -> int | None:
+    is_on = os.environ.get(_STAND_IN) == "1"
+    return int(os.environ.get(_STAND_IN_LAG, "0")) if is_on else None
 
 
 def _check_reachable(addresses: list[str], rank: int, name: str) -> None:

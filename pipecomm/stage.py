@@ -24,6 +24,8 @@ Head = Callable[[int, Any], "Tensor | None"]
 class _Kept:
     leaves: tuple[Tensor, ...]
     edges: tuple[GradientEdge, ...]
+    # Of the outputs behind the edges.
+    devices: tuple[torch.device, ...]
 
 
 class Stage:
@@ -60,9 +62,11 @@ class Stage:
         if not torch.is_grad_enabled():
             return () if self.is_last else tuple(tensor.detach() for tensor in results)
         received = () if self.is_first else tuple(inputs)
+        differentiable = [tensor for tensor in results if tensor.requires_grad]
         self._kept[microbatch] = _Kept(
             leaves=tuple(tensor for tensor in received if tensor.requires_grad),
-            edges=tuple(get_gradient_edge(tensor) for tensor in results if tensor.requires_grad),
+            edges=tuple(get_gradient_edge(tensor) for tensor in differentiable),
+            devices=tuple(tensor.device for tensor in differentiable),
         )
         return () if self.is_last else results
 
@@ -82,8 +86,8 @@ class Stage:
         kept = self._kept.pop(microbatch)
         starts = [None] * len(kept.edges) if self.is_last else gradients
         pairs = [
-            (edge, gradient)
-            for edge, gradient in zip(kept.edges, starts, strict=True)
+            (edge, None if gradient is None else gradient.to(device))
+            for edge, gradient, device in zip(kept.edges, starts, kept.devices, strict=True)
             if gradient is not None or self.is_last
         ]
         if pairs:

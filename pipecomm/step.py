@@ -12,8 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
+from pipecomm.device import Pace
 from pipecomm.microbatch import Microbatches
 from pipecomm.policy import BoundaryCodec
 from pipecomm.schedule import Action, Kind
@@ -29,7 +31,8 @@ __all__ = ["Step"]
 class Step:
     """One running step. Holds tensors; drop it when the step is over.
 
-    `current` is the action at work, None before the first and after the last.
+    `current` is the action at work, None before the first and after the last. What arrives is put
+    on `device`.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class Step:
         codecs: Mapping[Direction, BoundaryCodec],
         data: Microbatches,
         head: Head,
+        device: torch.device,
     ) -> None:
         self.stats = StepStats()
         self.current: Action | None = None
@@ -47,12 +51,18 @@ class Step:
         self._codecs = codecs
         self._data = data
         self._head = head
+        self._device = device
+        # As many as the sends that may be open.
+        self._pace = Pace(device, 2 * stage.num_stages)
         self._receives: dict[tuple[Direction, int], Transfer] = {}
         self._results: dict[tuple[Direction, int], tuple[Tensor | None, ...]] = {}
         self._sends: deque[tuple[Direction, int, Transfer]] = deque()
 
     def run(self, actions: Iterable[Action]) -> None:
-        """Carry out the actions in order; return when everything sent has left."""
+        """Carry out the actions in order; return when everything sent has left.
+
+        With tensors of a device: when all of that is enqueued on its current stream.
+        """
         start_s = time.monotonic()
         carry_out = {
             Kind.F: self._forward,
@@ -108,7 +118,7 @@ class Step:
         assert self._links is not None
         source = self._stage.index + (-1 if direction == "forward" else 1)
         self._receives[direction, microbatch] = self._links.receive(
-            source, direction=direction, microbatch=microbatch
+            source, direction=direction, microbatch=microbatch, device=self._device
         )
 
     def _receive(self, direction: Direction, microbatch: int) -> list[Tensor | None]:
@@ -151,3 +161,4 @@ class Step:
         yield
         name = str(Action(kind, self._stage.index, microbatch))
         self.stats.add_compute(name, direction, microbatch, start_s, time.monotonic())
+        self._pace.add()

@@ -22,6 +22,7 @@ from pipecomm.errors import (
     TransportError,
 )
 from pipecomm.link import LinkCounters, LinkEmulation, Links
+from pipecomm.memory import MemoryPool, default_pool
 
 RAW = Codec("raw")
 
@@ -29,12 +30,20 @@ RAW = Codec("raw")
 class Pair:
     """Two ranks inside this process."""
 
-    def __init__(self, emulation: LinkEmulation | None = None, timeout_s: float = 20.0) -> None:
+    def __init__(
+        self,
+        emulation: LinkEmulation | None = None,
+        timeout_s: float = 20.0,
+        pool: MemoryPool | None = None,
+    ) -> None:
+        self.pool = pool or default_pool()
         store = dist.HashStore()
         made: dict[int, Links] = {}
 
         def connect(rank: int) -> None:
-            made[rank] = Links.connect(store, rank, 2, timeout_s=timeout_s, emulation=emulation)
+            made[rank] = Links.connect(
+                store, rank, 2, timeout_s=timeout_s, emulation=emulation, pool=self.pool
+            )
 
         threads = [threading.Thread(target=connect, args=(rank,)) for rank in range(2)]
         for thread in threads:
@@ -81,6 +90,8 @@ def pair() -> Any:
         torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
         torch.randn(1, 6).expand(4, 6),
         torch.randn(10)[::2],
+        torch.randn(5, dtype=torch.complex64).conj(),
+        torch.randn(5, dtype=torch.complex64).conj().imag,
     ],
     ids=lambda tensor: f"{tensor.dtype}-{tuple(tensor.shape)}-{tuple(tensor.stride())}",
 )
@@ -88,7 +99,7 @@ def test_tensor_sent_raw_arrives_bit_for_bit(pair: Pair, tensor: torch.Tensor) -
     (got,) = pair.forward([tensor])
     assert got.shape == tensor.shape
     assert got.dtype == tensor.dtype
-    sent = tensor.contiguous()
+    sent = tensor.resolve_conj().resolve_neg().contiguous()
     assert torch.equal(_bits(got), _bits(sent))
 
 
@@ -166,8 +177,6 @@ def array_of(memory: bytearray) -> Any:
 
 
 def test_received_memory_goes_back_to_the_pool(pair: Pair) -> None:
-    from pipecomm.memory import default_pool
-
     pair.forward([torch.ones(50_000)])
     gc.collect()
     before = default_pool().stats()

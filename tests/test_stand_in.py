@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ import torch.distributed as dist
 
 from pipecomm.codec import Codec
 from pipecomm.errors import LinkTimeoutError, MessageMismatchError
-from tests import pipeline_step_cases, test_backend_life
-from tests.pipeline_cases import results_of, run_cases
+from tests import test_backend_life
 from tests.ranks import run_ranks, spawn_ranks
 from tests.test_link import Pair
 
@@ -146,19 +144,6 @@ def test_receive_of_what_a_dead_peer_had_told_of_is_an_error() -> None:
 
 def test_messages_waited_for_arrive_after_the_sender_has_exited() -> None:
     assert spawn_ranks(2, test_backend_life.sender_exits, env=_ENV) == [True, True]
-
-
-_STEPS: tuple[Callable[[int, int], float], ...] = (
-    pipeline_step_cases.length_changes_between_steps,
-    pipeline_step_cases.residual_beside,
-    pipeline_step_cases.uneven_rows,
-)
-
-
-def test_pipeline_steps_equal_the_unsplit_model() -> None:
-    by_rank = spawn_ranks(3, run_cases, _STEPS, env=_ENV, timeout_s=120)
-    for case in _STEPS:
-        assert max(results_of(by_rank, case)) < 1e-5
 
 
 def test_checks_for_a_gpu_can_be_rehearsed() -> None:

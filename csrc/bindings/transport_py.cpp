@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
+#include "bindings/dlpack.h"
 #include "python/gil.h"
 #include "transport/communicator.h"
 #include "transport/hang_report.h"
@@ -12,8 +13,11 @@ namespace py = pybind11;
 namespace pipecomm {
 namespace {
 
-// address, dtype name, shape, codec, requires_grad; address None = an absent tensor.
-using PartTuple = std::tuple<std::optional<std::uintptr_t>, std::string, std::vector<std::int64_t>, std::string, bool>;
+// address, dtype name, shape, codec, requires_grad, device; address None = an absent tensor.
+using PartTuple =
+    std::tuple<std::optional<std::uintptr_t>, std::string, std::vector<std::int64_t>, std::string, bool, int>;
+// None: nothing but the host.
+using DevicePtr = std::shared_ptr<Device>;
 
 constexpr const char* kCapsuleName = "pipecomm.Communicator";
 
@@ -30,20 +34,25 @@ Nanoseconds from_seconds(double seconds) {
 }
 
 SendPart to_part(const PartTuple& item) {
-  const auto& [address, dtype, shape, codec, requires_grad] = item;
+  const auto& [address, dtype, shape, codec, requires_grad, device] = item;
   SendPart part;
   part.absent = !address;
-  part.tensor = {reinterpret_cast<void*>(address.value_or(0)), dtype_from_name(dtype), shape};
+  part.tensor = {reinterpret_cast<void*>(address.value_or(0)), dtype_from_name(dtype), shape, device};
   part.codec = parse_codec(codec);
   part.requires_grad = requires_grad;
   return part;
 }
 
-py::list take_parts(Transfer& transfer) {
+// What `stream` does from now on comes after the transfer; what it does before a part is dropped, before its memory is
+// used again.
+py::list take(Transfer& transfer, const DevicePtr& device, std::uintptr_t stream) {
+  void* const native_stream = reinterpret_cast<void*>(stream);
+  without_gil([&] { return transfer.event().block(native_stream), 0; });
   py::list result;
   for (ReceivedPart& part : transfer.parts()) {
-    py::object block = part.block ? py::cast(std::move(part.block)) : py::none();
-    result.append(py::make_tuple(block, dtype_name(part.dtype), part.shape, part.requires_grad, part.absent));
+    const int place = device && !device->is_host() ? part.device : kOnHost;
+    py::object bytes = part.block ? to_dlpack(std::move(part.block), place, device, native_stream) : py::none();
+    result.append(py::make_tuple(bytes, dtype_name(part.dtype), part.shape, part.requires_grad, part.absent));
   }
   transfer.parts().clear();
   return result;
@@ -70,7 +79,8 @@ void register_transfer(py::module_& module) {
             without_gil([&] { return transfer.wait(from_seconds(timeout_s), check_signals), 0; });
           },
           py::arg("timeout_s"))
-      .def("take_parts", &take_parts, "[(Block or None, dtype, shape, requires_grad, absent)], once.")
+      .def("take", &take, py::arg("device").none(true), py::arg("stream"),
+           "After wait(): [(bytes over DLPack or None, dtype, shape, requires_grad, absent)], once.")
       .def_property_readonly("is_done", &Transfer::is_done)
       .def_property_readonly("has_left", &Transfer::has_left)
       .def_property_readonly("peer", &Transfer::peer)
@@ -96,14 +106,18 @@ void register_communicator(py::module_& module) {
       .def(
           "send",
           [](Communicator& self, int peer, const std::vector<PartTuple>& items, std::int64_t tag,
-             const std::string& direction, std::int32_t microbatch, std::uint32_t epoch) {
+             const std::string& direction, std::int32_t microbatch, std::uint32_t epoch, const DevicePtr& device,
+             std::uintptr_t stream) {
             std::vector<SendPart> parts;
             for (const PartTuple& item : items) parts.push_back(to_part(item));
-            return self.send(peer, {tag, parse_direction(direction), microbatch, epoch}, std::move(parts), nullptr);
+            const Event ready = device ? device->record(reinterpret_cast<void*>(stream)) : Event{};
+            return self.send(peer, {tag, parse_direction(direction), microbatch, epoch}, std::move(parts), nullptr,
+                             ready);
           },
           py::arg("peer"), py::arg("parts"), py::arg("tag") = 0, py::arg("direction") = "none",
-          py::arg("microbatch") = kNoMicrobatch, py::arg("epoch") = 0,
-          "Posts a message. The caller keeps the tensors alive until has_left.")
+          py::arg("microbatch") = kNoMicrobatch, py::arg("epoch") = 0, py::arg("device") = nullptr,
+          py::arg("stream") = 0,
+          "Posts a message; tensors of the device are read after what the stream does now. The caller keeps the tensors alive until has_left.")
       .def(
           "receive",
           [](Communicator& self, int peer, std::int64_t tag, const std::string& direction, std::int32_t microbatch,
@@ -112,6 +126,7 @@ void register_communicator(py::module_& module) {
           },
           py::arg("peer"), py::arg("tag") = 0, py::arg("direction") = "none", py::arg("microbatch") = kNoMicrobatch,
           py::arg("epoch") = 0, "Posts a receive into memory of the pool.")
+      .def("use_device", &Communicator::use_device, py::arg("device_index"))
       .def("begin_epoch",
            [](Communicator& self, std::uint32_t epoch) { without_gil([&] { return self.begin_epoch(epoch), 0; }); })
       .def("abort", [](Communicator& self, std::uint32_t epoch,
@@ -127,6 +142,7 @@ void register_communicator(py::module_& module) {
 }  // namespace
 
 void register_transport(py::module_& module) {
+  py::class_<Device, DevicePtr>(module, "Device").def_property_readonly("name", &Device::name);
   register_transfer(module);
   register_communicator(module);
   py::class_<Listener>(module, "Listener")
@@ -138,7 +154,7 @@ void register_transport(py::module_& module) {
           [](Listener& self, int rank, const std::vector<std::string>& addresses, const std::string& name,
              const std::string& settings, double timeout_s, std::shared_ptr<Pool> pool, double emulated_bytes_per_s,
              double emulated_latency_s, std::size_t max_inflight, std::size_t max_inflight_nbytes, bool strict,
-             bool stand_in, std::size_t max_process_inflight, std::size_t max_process_inflight_nbytes) {
+             std::optional<std::int64_t> stand_in_lag_us, std::size_t max_process_inflight, std::size_t max_process_inflight_nbytes) {
             CommunicatorOptions options;
             options.name = name;
             options.settings = settings;
@@ -149,14 +165,17 @@ void register_transport(py::module_& module) {
             options.limits.max_process_messages = max_process_inflight;
             options.limits.max_process_nbytes = max_process_inflight_nbytes;
             options.limits.is_strict = strict;
-            if (stand_in) options.stand_in = make_host_device();
+            if (stand_in_lag_us) {
+              const std::chrono::microseconds lag(*stand_in_lag_us);
+              options.stand_in = make_host_device([lag] { return make_lagging_stream(lag); });
+            }
             return without_gil(
                 [&] { return self.connect(rank, addresses, options, from_seconds(timeout_s), check_signals); });
           },
           py::arg("rank"), py::arg("addresses"), py::kw_only(), py::arg("name") = "", py::arg("settings") = "",
           py::arg("timeout_s") = 300.0, py::arg("pool") = nullptr, py::arg("emulated_bytes_per_s") = 0.0,
           py::arg("emulated_latency_s") = 0.0, py::arg("max_inflight") = 0, py::arg("max_inflight_nbytes") = 0,
-          py::arg("strict") = false, py::arg("stand_in") = false, py::arg("max_process_inflight") = 0,
+          py::arg("strict") = false, py::arg("stand_in_lag_us") = py::none(), py::arg("max_process_inflight") = 0,
           py::arg("max_process_inflight_nbytes") = 0);
   module.def(
       "hang_report",

@@ -31,7 +31,9 @@ class CudaEventState final : public Event::State {
     const CaptureGuard guard;
     check_cuda(cudaEventSynchronize(event_), "cudaEventSynchronize", device_index_);
   }
+  // The default stream is that of the current device.
   void block(void* native_stream) const override {
+    const DeviceGuard guard(device_index_);
     check_cuda(cudaStreamWaitEvent(static_cast<cudaStream_t>(native_stream), event_, 0), "cudaStreamWaitEvent",
                device_index_);
   }

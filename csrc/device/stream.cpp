@@ -32,7 +32,7 @@ class HostEventState final : public Event::State {
 
 class HostStream final : public Stream {
  public:
-  HostStream() : worker_([this] { run(); }) {}
+  explicit HostStream(std::chrono::microseconds lag = {}) : lag_(lag), worker_([this] { run(); }) {}
 
   ~HostStream() override {
     {
@@ -97,12 +97,14 @@ class HostStream final : public Stream {
       std::function<void()> work = std::move(queue_.front());
       queue_.pop_front();
       lock.unlock();
+      if (lag_.count() > 0) std::this_thread::sleep_for(lag_);
       work();
       work = nullptr;  // what the work owned dies outside the lock
       lock.lock();
     }
   }
 
+  const std::chrono::microseconds lag_;
   std::mutex mutex_;
   std::condition_variable work_posted_;
   std::deque<std::function<void()>> queue_;
@@ -123,6 +125,10 @@ void Event::block(void* native_stream) const {
 }
 
 std::shared_ptr<Stream> make_host_stream() { return std::make_shared<HostStream>(); }
+
+std::shared_ptr<Stream> make_lagging_stream(std::chrono::microseconds lag) {
+  return std::make_shared<HostStream>(lag);
+}
 
 #ifndef PIPECOMM_HAVE_CUDA
 std::shared_ptr<Stream> make_cuda_stream(int device_index) {

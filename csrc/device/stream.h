@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -70,6 +71,8 @@ class PC_API Stream {
 };
 
 PC_API std::shared_ptr<Stream> make_host_stream();
+// The same, each piece of work begun that long after those before it are done: what does not wait for it shows.
+PC_API std::shared_ptr<Stream> make_lagging_stream(std::chrono::microseconds lag);
 // A non-blocking stream of the highest priority on CUDA device `device_index`. Throws a not built error where nvcc was
 // not there at build time, a CUDA error where the driver or the device is missing.
 PC_API std::shared_ptr<Stream> make_cuda_stream(int device_index);

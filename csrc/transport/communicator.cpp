@@ -86,6 +86,8 @@ class CommunicatorImpl final : public Communicator,
     return place_.open(device_index).device->record(native_stream);
   }
 
+  std::shared_ptr<Device> use_device(int device_index) override { return place_.use(device_index); }
+
   void begin_epoch(std::uint32_t epoch) override {
     Progress::instance().exclusively([&] {
       take_submitted();
@@ -213,7 +215,7 @@ class CommunicatorImpl final : public Communicator,
     auto transfer = std::make_shared<TransferState>(peer, key, is_send, cancel_function());
     transfer->owner = this;
     transfer->ready = ready;
-    transfer->waits_on_host = place_.has_stand_in();
+    transfer->waits_on_host = place_.has_stand_in() && !place_.is_used();
     return transfer;
   }
 

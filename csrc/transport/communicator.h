@@ -123,6 +123,11 @@ class PC_API Communicator {
   // config error for a stream under graph capture, and what opening the device throws.
   virtual Event record(int device_index, void* native_stream) = 0;
 
+  // The caller's tensors lie there; a stand-in takes the host's place. nullptr for the host, else its device: from now
+  // on, wait() leaves it to the caller to wait for event(), also for the stand-in, and what comes through the host
+  // without a target lies in memory that the device copies from asynchronously. Throws as record().
+  virtual std::shared_ptr<Device> use_device(int device_index) = 0;
+
   // Starts a step: what is left of earlier epochs is cancelled here and dropped on arrival.
   virtual void begin_epoch(std::uint32_t epoch) = 0;
   // Gives up the current epoch on every rank: their transfers of this epoch raise StageFailed with `text`.

@@ -27,4 +27,12 @@ DeviceSide& DevicePlace::open(int device_index) {
                                      "; move it there, or make a process group for each device");
 }
 
+std::shared_ptr<Device> DevicePlace::use(int device_index) {
+  if (stand_in_) device_index = stand_in_->index();
+  if (device_index == kOnHost) return nullptr;
+  std::shared_ptr<Device> device = open(device_index).device;
+  is_used_.store(true);
+  return device;
+}
+
 }  // namespace pipecomm

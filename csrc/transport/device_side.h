@@ -35,6 +35,9 @@ class DevicePlace {
     if (has_stand_in()) tensor.device = stand_in_->index();
     if (tensor.device != kOnHost) open(tensor.device);
   }
+  // As Communicator::use_device().
+  std::shared_ptr<Device> use(int device_index);
+  bool is_used() const { return is_used_.load(); }
   // nullptr before the first open().
   DeviceSide* side() const { return side_.load(); }
   bool has_stand_in() const { return stand_in_ != nullptr; }
@@ -43,6 +46,7 @@ class DevicePlace {
   const std::shared_ptr<Device> stand_in_;
   std::mutex mutex_;
   std::atomic<DeviceSide*> side_{nullptr};
+  std::atomic<bool> is_used_{false};
 };
 
 }  // namespace pipecomm

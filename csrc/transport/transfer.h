@@ -17,6 +17,10 @@ class TransferState final : public Transfer, public std::enable_shared_from_this
   using Cancel = std::function<void(const std::shared_ptr<TransferState>&, const Error&)>;
 
   TransferState(int peer, MessageKey key, bool is_send, Cancel cancel);
+  // What nobody has taken goes back to its pool when it is written.
+  ~TransferState() override {
+    for (ReceivedPart& part : received) part.block.reset(event_);
+  }
 
   bool is_done() const override { return has_ended() && event_.is_ready(); }
   bool has_left() const override { return has_left_.load(std::memory_order_acquire); }

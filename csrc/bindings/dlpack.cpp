@@ -1,0 +1,91 @@
+// The part of DLPack's C interface that bytes in one dimension need, and what happens when they are given back.
+#include "bindings/dlpack.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "wire/message.h"
+
+namespace py = pybind11;
+
+namespace pipecomm {
+namespace {
+
+// As DLTensor and DLManagedTensor of dlpack.h, which never change for capsules of this name.
+constexpr const char* kDlpackName = "dltensor";
+enum class DlpackDevice : std::int32_t { cpu = 1, cuda = 2 };
+constexpr std::uint8_t kUnsigned = 1;
+
+struct DlpackTensor {
+  void* data;
+  DlpackDevice device;
+  std::int32_t device_index;
+  std::int32_t num_dims;
+  std::uint8_t type_code;
+  std::uint8_t type_bits;
+  std::uint16_t type_lanes;
+  std::int64_t* shape;
+  std::int64_t* strides;  // none: contiguous
+  std::uint64_t byte_offset;
+};
+static_assert(sizeof(DlpackTensor) == 48 && offsetof(DlpackTensor, shape) == 24);
+
+struct DlpackManaged {
+  DlpackTensor tensor;
+  void* owner;
+  void (*deleter)(DlpackManaged*);
+};
+
+struct Loan {
+  DlpackManaged managed;
+  std::int64_t nbytes;
+  Block block;
+  std::shared_ptr<Device> device;
+  void* stream;
+};
+
+// Any thread, with or without the interpreter lock.
+void end_loan(DlpackManaged* managed) {
+  const std::unique_ptr<Loan> loan(static_cast<Loan*>(managed->owner));
+  try {
+    loan->block.reset(loan->device ? loan->device->record(loan->stream) : Event{});
+  } catch (const std::exception&) {
+    // Under graph capture, or without the device: nobody can tell when the memory is free, so that it stays taken.
+    static_cast<void>(new Block(std::move(loan->block)));
+  }
+}
+
+void drop_capsule(PyObject* capsule) {
+  if (!PyCapsule_IsValid(capsule, kDlpackName)) return;  // somebody has taken it over
+  auto* managed = static_cast<DlpackManaged*>(PyCapsule_GetPointer(capsule, kDlpackName));
+  managed->deleter(managed);
+}
+
+}  // namespace
+
+py::object to_dlpack(Block block, int place, std::shared_ptr<Device> device, void* stream) {
+  auto loan = std::make_unique<Loan>();
+  loan->nbytes = static_cast<std::int64_t>(block.nbytes());
+  loan->managed.tensor = {.data = block.data(),
+                          .device = place == kOnHost ? DlpackDevice::cpu : DlpackDevice::cuda,
+                          .device_index = place == kOnHost ? 0 : place,
+                          .num_dims = 1,
+                          .type_code = kUnsigned,
+                          .type_bits = 8,
+                          .type_lanes = 1,
+                          .shape = &loan->nbytes,
+                          .strides = nullptr,
+                          .byte_offset = 0};
+  loan->managed.owner = loan.get();
+  loan->managed.deleter = &end_loan;
+  loan->block = std::move(block);
+  loan->device = std::move(device);
+  loan->stream = stream;
+  PyObject* capsule = PyCapsule_New(&loan->managed, kDlpackName, &drop_capsule);
+  if (capsule == nullptr) throw py::error_already_set();
+  static_cast<void>(loan.release());
+  return py::reinterpret_steal<py::object>(capsule);
+}
+
+}  // namespace pipecomm
