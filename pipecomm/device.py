@@ -43,7 +43,7 @@ class Pace:
         """A piece of work has been enqueued on the current stream."""
         if self._device.type != "cuda":
             return
-        end = torch.cuda.Event(blocking=True)
+        end = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         end.record(torch.cuda.current_stream(self._device))
         self._ends.append(end)
         if len(self._ends) > self._most_ahead:

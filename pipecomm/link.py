@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from pipecomm.codec import QUANTIZABLE, Codec
 from pipecomm.errors import ConfigError, NotBuiltError, StageFailedError
@@ -99,8 +100,8 @@ class Transfer:
                 self._leaving.clear()
             return []
         if self._plan:
-            self._check_plan(_to_tensor(*parts.pop(), _CPU) if parts else None)
-        return [_to_tensor(*part, self._target) for part in parts]
+            self._check_plan(_to_tensor(parts.pop(), _CPU) if parts else None)
+        return [_to_tensor(part, self._target) for part in parts]
 
     def _check_plan(self, sent: Tensor | None) -> None:
         theirs = "something else" if sent is None else _plan_of(sent)
@@ -360,14 +361,8 @@ def _to_part(
     return (data.data_ptr(), dtype, tuple(data.shape), name, tensor.requires_grad, index)
 
 
-def _to_tensor(
-    data: Any,
-    dtype_name: str,
-    shape: list[int],
-    requires_grad: bool,
-    absent: bool,
-    target: torch.device,
-) -> Tensor | None:
+def _to_tensor(part: tuple[Any, str, list[int], bool, bool], target: torch.device) -> Tensor | None:
+    data, dtype_name, shape, requires_grad, absent = part
     if absent:
         return None
     dtype = getattr(torch, dtype_name)
@@ -375,6 +370,6 @@ def _to_tensor(
         tensor = torch.empty(shape, dtype=dtype, device=target)
     else:
         # From pinned memory, which the pool gets back in the order of the stream too.
-        tensor = torch.from_dlpack(data).view(dtype).view(shape)
+        tensor = from_dlpack(data).view(dtype).view(shape)
         tensor = tensor.to(target, non_blocking=target.type == "cuda")
     return tensor.requires_grad_(requires_grad)

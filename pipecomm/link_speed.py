@@ -29,8 +29,9 @@ def measure_speeds(links: Links, device: torch.device = _CPU) -> dict[Direction,
     """Bytes per second from this rank to the next ("forward") and the one before ("backward").
 
     All ranks call this together, between begin_step() and the next one. One link after the other
-    is tried, from and to tensors on each rank's `device`, with messages that grow until one takes 30 ms; latency is taken off. The first rank
-    has no "backward", the last no "forward". Errors as in Transfer.wait.
+    is tried, between tensors on each rank's `device`, with messages that grow until one takes
+    30 ms; latency is taken off. The first rank has no "backward", the last no "forward". Errors as
+    in Transfer.wait.
     """
     speeds: dict[Direction, float] = {}
     for direction, step in _STEPS.items():

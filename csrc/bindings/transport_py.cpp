@@ -117,7 +117,9 @@ void register_communicator(py::module_& module) {
           py::arg("peer"), py::arg("parts"), py::arg("tag") = 0, py::arg("direction") = "none",
           py::arg("microbatch") = kNoMicrobatch, py::arg("epoch") = 0, py::arg("device") = nullptr,
           py::arg("stream") = 0,
-          "Posts a message; tensors of the device are read after what the stream does now. The caller keeps the tensors alive until has_left.")
+          "Posts a message; tensors of the device are read after what the stream does now. The caller keeps the "
+          "tensors "
+          "alive until has_left.")
       .def(
           "receive",
           [](Communicator& self, int peer, std::int64_t tag, const std::string& direction, std::int32_t microbatch,
@@ -154,7 +156,8 @@ void register_transport(py::module_& module) {
           [](Listener& self, int rank, const std::vector<std::string>& addresses, const std::string& name,
              const std::string& settings, double timeout_s, std::shared_ptr<Pool> pool, double emulated_bytes_per_s,
              double emulated_latency_s, std::size_t max_inflight, std::size_t max_inflight_nbytes, bool strict,
-             std::optional<std::int64_t> stand_in_lag_us, std::size_t max_process_inflight, std::size_t max_process_inflight_nbytes) {
+             std::optional<std::int64_t> stand_in_lag_us, std::size_t max_process_inflight,
+             std::size_t max_process_inflight_nbytes) {
             CommunicatorOptions options;
             options.name = name;
             options.settings = settings;

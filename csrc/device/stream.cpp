@@ -126,9 +126,7 @@ void Event::block(void* native_stream) const {
 
 std::shared_ptr<Stream> make_host_stream() { return std::make_shared<HostStream>(); }
 
-std::shared_ptr<Stream> make_lagging_stream(std::chrono::microseconds lag) {
-  return std::make_shared<HostStream>(lag);
-}
+std::shared_ptr<Stream> make_lagging_stream(std::chrono::microseconds lag) { return std::make_shared<HostStream>(lag); }
 
 #ifndef PIPECOMM_HAVE_CUDA
 std::shared_ptr<Stream> make_cuda_stream(int device_index) {

@@ -105,8 +105,7 @@ void Receiver::prepare_target() {
 
 void Receiver::allocate_target(std::size_t index) {
   ReceivedPart& part = message_->parts[index];
-  const bool goes_to_device =
-      !header_.in_slots && (message_->is_direct || (message_->receiver && place_.is_used()));
+  const bool goes_to_device = !header_.in_slots && (message_->is_direct || (message_->receiver && place_.is_used()));
   try {
     if (header_.in_slots) part.device = place_.side()->device->index();
     part.block = goes_to_device ? allocate_block(place_.side()->pinned_pool, header_.payload_nbytes)
