@@ -92,12 +92,7 @@ class Pipeline:
         try:
             _check_arguments(stage, loss_fn, loss_reduction, timeout_s)
             self._device = None if device is None else as_device(device)
-            policies: dict[Direction, CodecPolicy] = {
-                "forward": CodecPolicy.parse(codec),
-                "backward": CodecPolicy.parse(grad_codec),
-            }
-            for policy in policies.values():
-                policy.check(size - 1)
+            policies = _policies(codec, grad_codec, size - 1)
             plan = _plan(schedule, size, num_microbatches)
         except Exception as error:
             announce_failure(process_group, rank, size, error)
@@ -323,6 +318,18 @@ def _check_arguments(stage: Any, loss_fn: Any, loss_reduction: Any, timeout_s: A
         raise ConfigError(f'expected loss_reduction "mean" or "sum"; got {loss_reduction!r}')
     if not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
         raise ConfigError(f"expected timeout_s of more than 0 s; got {timeout_s!r}")
+
+
+def _policies(
+    codec: Codecs, grad_codec: Codecs, num_boundaries: int
+) -> dict[Direction, CodecPolicy]:
+    policies: dict[Direction, CodecPolicy] = {
+        "forward": CodecPolicy.parse(codec),
+        "backward": CodecPolicy.parse(grad_codec),
+    }
+    for policy in policies.values():
+        policy.check(num_boundaries)
+    return policies
 
 
 def _plan(schedule: str | Schedule, num_stages: int, num_microbatches: int) -> Schedule:

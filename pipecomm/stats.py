@@ -22,6 +22,8 @@ class StepStats:
     `compute_s` was spent in forward and backward passes, `wait_s` in waiting for transfers.
     `exposed_comm_s` is the part of wait_s in which the awaited message was on its way; in the
     rest of it the other side had not produced it yet.
+
+    With tensors of a device these are the host's times: until work is enqueued, not done.
     """
 
     step_s: float = 0.0

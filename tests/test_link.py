@@ -16,6 +16,7 @@ import torch.distributed as dist
 from pipecomm.codec import Codec
 from pipecomm.errors import (
     ConfigError,
+    CudaError,
     LinkTimeoutError,
     NotBuiltError,
     StageFailedError,
@@ -262,6 +263,14 @@ def test_tensor_of_another_device_is_refused(pair: Pair) -> None:
         pair.low.send(
             1, [torch.empty(2, device="meta")], direction="forward", microbatch=0, codec=RAW
         )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_device_that_is_not_there_is_refused(pair: Pair) -> None:
+    with pytest.raises((NotBuiltError, CudaError), match=r"cuda:0|CUDA"):
+        pair.high.receive(0, direction="forward", microbatch=0, device=torch.device("cuda", 0))
+    (got,) = pair.forward([torch.ones(3)])
+    assert torch.equal(got, torch.ones(3))
 
 
 def test_counters_tell_payload_from_wire(pair: Pair) -> None:
