@@ -215,6 +215,49 @@ TEST(keepalive_lives_until_the_device_has_read_the_tensors) {
   CHECK(send->has_left());
 }
 
+TEST(caller_with_a_device_waits_for_the_event_and_not_in_wait) {
+  CommunicatorOptions options = on(make_host_device());
+  options.pool = make_host_pool(0);
+  auto ranks = connect_all(2, options);
+  for (const auto& rank : ranks) CHECK(rank->use_device(kOnHost)->is_host());
+  const auto compute = make_host_stream();
+  std::atomic<bool> may_run{false};
+  compute->enqueue([&] { may_run.wait(false); });
+  Floats sent = ramp(1000);
+  auto send = ranks[0]->send(1, tagged(1), {part(sent)}, nullptr, compute->record());
+  ranks[0]->send(1, tagged(2), {part(sent)}, nullptr);
+  auto receive = ranks[1]->receive(0, tagged(1), {}, nullptr);
+  auto dropped = ranks[1]->receive(0, tagged(2), {}, nullptr);
+  for (const auto& transfer : {send, receive, dropped}) transfer->wait(10s);
+  CHECK(!send->is_done() && !receive->is_done() && !dropped->is_done());
+  const std::size_t both = 2 * sent.size() * sizeof(float);
+  dropped.reset();
+  CHECK_EQ(options.pool->stats().live_nbytes, both);
+  may_run.store(true);
+  may_run.notify_all();
+  receive->event().block(nullptr);
+  CHECK(std::memcmp(receive->parts()[0].block.data(), sent.data(), both / 2) == 0);
+  for (int round = 0; round < 1000 && options.pool->stats().live_nbytes == both; ++round) {
+    std::this_thread::sleep_for(1ms);
+  }
+  CHECK_EQ(options.pool->stats().live_nbytes, both / 2);
+}
+
+TEST(what_comes_through_the_host_for_a_device_lies_in_pinned_memory) {
+  const auto device = std::make_shared<CountingDevice>();
+  auto ranks = connect_each({CommunicatorOptions{}, on(device)});
+  Floats sent = ramp(500000);
+  for (const bool is_used : {false, true}) {
+    if (is_used) ranks[1]->use_device(kOnHost);
+    auto receive = ranks[1]->receive(0, {}, {}, nullptr);
+    ranks[0]->send(1, {}, {part(sent)}, nullptr)->wait(10s);
+    receive->wait(10s);
+    CHECK(std::memcmp(receive->parts()[0].block.data(), sent.data(), sent.size() * sizeof(float)) == 0);
+    CHECK_EQ(device->registered_nbytes > sent.size(), is_used);
+  }
+  CHECK(connect_all(2)[0]->use_device(kOnHost) == nullptr || in_slots());
+}
+
 TEST(host_and_device_tensors_answer_each_other) {
   auto ranks = connect_each({CommunicatorOptions{}, on(slow_device())});
   for (const char* codec : {"raw", "int8"}) {
