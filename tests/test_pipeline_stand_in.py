@@ -105,11 +105,10 @@ _STEPS: tuple[Callable[[int, int], Any], ...] = (
 )
 
 
-@pytest.fixture(scope="module", params=["slots", "tcp"])
-def results(request: pytest.FixtureRequest) -> Callable[[Callable[..., Any]], list[Any]]:
+@pytest.fixture(scope="module")
+def results() -> Callable[[Callable[..., Any]], list[Any]]:
     """results(case) -> the case's result on each rank."""
-    env = _ENV if request.param == "slots" else _TCP
-    by_rank = spawn_ranks(SIZE, run_cases, _STEPS, env=env, timeout_s=120)
+    by_rank = spawn_ranks(SIZE, run_cases, _STEPS, env=_ENV, timeout_s=120)
     return lambda case: results_of(by_rank, case)
 
 
@@ -133,6 +132,13 @@ def _worst(found: Any) -> float:
 )
 def test_gradients_and_losses_equal_those_of_the_unsplit_model(results: Any, case: Any) -> None:
     assert _worst(results(case)) < 1e-5
+
+
+def test_tensors_from_other_hosts_come_through_pinned_memory() -> None:
+    cases = (pipeline_step_cases.residual_beside, pipeline_step_cases.integers_beside)
+    by_rank = spawn_ranks(SIZE, run_cases, cases, env=_TCP, timeout_s=60)
+    assert _worst(results_of(by_rank, cases[0])) < 1e-5
+    assert all(found["exact"] for found in results_of(by_rank, cases[1]))
 
 
 def test_sender_may_write_to_its_tensors_after_the_step() -> None:

@@ -25,8 +25,8 @@ from tests.test_link import Pair
 
 _ENV = {"PIPECOMM_STAND_IN_DEVICE": "1"}
 _ROOT = Path(__file__).resolve().parent.parent
-_CHECKS = "tests/device/test_transport_cuda.py"
-_REHEARSED = "host_and_device_meet"
+_CHECKS = "tests/device"
+_REHEARSED = "two_ranks and host_and_device_meet"
 # More than the slots of a link hold.
 _LARGE = 12 << 20
 
@@ -156,4 +156,4 @@ def test_checks_for_a_gpu_can_be_rehearsed() -> None:
         cwd=_ROOT,
     )
     assert done.returncode == 0, done.stdout
-    assert "1 passed" in done.stdout
+    assert "2 passed" in done.stdout
