@@ -369,7 +369,7 @@ def _to_tensor(part: tuple[Any, str, list[int], bool, bool], target: torch.devic
     if data is None:
         tensor = torch.empty(shape, dtype=dtype, device=target)
     else:
-        # From pinned memory, which the pool gets back in the order of the stream too.
+        # The host need not wait for a copy: also pinned memory goes back in the stream's order.
         tensor = from_dlpack(data).view(dtype).view(shape)
         tensor = tensor.to(target, non_blocking=target.type == "cuda")
     return tensor.requires_grad_(requires_grad)
