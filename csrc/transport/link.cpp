@@ -130,8 +130,7 @@ void Link::offer_slots() {
     if (!inbox_.expects_from(peer_) || std::exchange(has_told_of_no_device_, true)) return;
     return lifeline_.send(ControlKind::slots_made, SlotOffer{}.packed(), "this rank has no device so far");
   }
-  const SlotShare share =
-      receiver_.make_slots(*wanted_sharing_, options_.limits.max_nbytes * kSlotNbytesPerRingByte);
+  const SlotShare share = receiver_.make_slots(*wanted_sharing_, options_.limits.max_nbytes * kSlotNbytesPerRingByte);
   wanted_sharing_.reset();
   lifeline_.send(ControlKind::slots_made, share.offer.packed(), share.text, share.fd);
 }
