@@ -282,7 +282,7 @@ def _make_nccl(members: _Members, timeout: timedelta) -> Any:
     store = _sub_store(members.store, "inner_nccl")
     try:
         return dist.ProcessGroupNCCL(store, members.rank, members.size, options)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise ConfigError(
             f"expected NCCL to start for a group's first collective of CUDA tensors; got: {error}; "
             f"where: rank {members.rank}; name gloo as its inner backend where there is no GPU"
