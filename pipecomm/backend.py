@@ -10,6 +10,7 @@ import atexit
 import functools
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import ModuleType
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["BackendOptions", "connect_beside", "register"]
 
 _NAME = "pipecomm"
+_GLOO, _NCCL = "gloo", "nccl"
+_DEFAULT_INNER = f"cpu:{_GLOO},cuda:{_NCCL}"
 _log = logging.getLogger(_NAME)
 # Messages below this size gain nothing from a codec: they cost latency, not bandwidth.
 _MIN_NBYTES = 65536
@@ -67,7 +70,9 @@ class BackendOptions:
         grad_codec: for messages to lower ranks (activation gradients).
             Default: PIPECOMM_GRAD_CODEC or "raw".
         min_nbytes: smaller tensors are never quantized. Default: PIPECOMM_MIN_NBYTES or 65536.
-        inner: the backend that runs the collectives; "gloo".
+        inner: the backends that run the collectives: "gloo" or "nccl" for all tensors, or one
+            for each device, as "cpu:gloo,cuda:nccl". That is the default where torch has NCCL,
+            "gloo" elsewhere. Calls without tensors (barrier) are those of the "cpu" one's.
         timeout: overrides the group's timeout for sends, receives and the inner backend.
         limits: what each link takes before its sender waits. Default: from the environment.
 
@@ -77,7 +82,7 @@ class BackendOptions:
     codec: str | Codec = field(default_factory=lambda: _codec_from_env("PIPECOMM_CODEC"))
     grad_codec: str | Codec = field(default_factory=lambda: _codec_from_env("PIPECOMM_GRAD_CODEC"))
     min_nbytes: int = field(default_factory=_min_nbytes_from_env)
-    inner: str = "gloo"
+    inner: str = field(default_factory=lambda: _DEFAULT_INNER if _has_nccl() else _GLOO)
     timeout: timedelta | None = None
     limits: FlowLimits = field(default_factory=FlowLimits)
 
@@ -88,9 +93,7 @@ class BackendOptions:
             raise ConfigError(
                 f"expected a number of bytes of 0 or more as min_nbytes; got {self.min_nbytes!r}"
             )
-        if self.inner not in list(_INNER_BACKENDS):
-            known = ", ".join(sorted(_INNER_BACKENDS))
-            raise ConfigError(f"expected an inner backend out of: {known}; got {self.inner!r}")
+        _parse_inner(self.inner)
         if self.timeout is not None and not _is_positive(self.timeout):
             raise ConfigError(
                 f"expected a timedelta of more than 0 s as timeout; got {self.timeout!r}"
@@ -101,12 +104,40 @@ class BackendOptions:
     @property
     def settings(self) -> str:
         """What both ends of a message must agree on, as text."""
-        return f"codec={self.codec} grad_codec={self.grad_codec} min_nbytes={self.min_nbytes}"
+        return (
+            f"codec={self.codec} grad_codec={self.grad_codec} min_nbytes={self.min_nbytes} "
+            f"inner={self.inner}"
+        )
 
     @property
     def _timeout(self) -> timedelta | None:
         # torch's DeviceMesh reads this name from whatever is given as pg_options.
         return self.timeout
+
+
+def _has_nccl() -> bool:
+    return dist.is_available() and dist.is_nccl_available()
+
+
+def _parse_inner(inner: object) -> dict[str, str]:
+    """Names of the inner backends by device type, "cpu" among them."""
+    text = inner if isinstance(inner, str) else ""
+    names = {"cpu": text, "cuda": text}
+    if ":" in text:
+        items = [item.strip().partition(":") for item in text.split(",")]
+        names = {"cpu": _GLOO, **{device: name for device, _, name in items}}
+    if not set(names.values()) <= set(_INNER_BACKENDS):
+        known = ", ".join(sorted(_INNER_BACKENDS))
+        raise ConfigError(
+            f"expected as inner one out of: {known}, or one for each device, as "
+            f"{_DEFAULT_INNER}; got {inner!r}"
+        )
+    if _NCCL in names.values() and not _has_nccl():
+        raise ConfigError(
+            f"expected a torch with NCCL for the inner backend nccl; got torch {torch.__version__} "
+            "without; name gloo, or install a torch for CUDA"
+        )
+    return names
 
 
 def _is_positive(time: object) -> bool:
@@ -167,17 +198,20 @@ def _create(group: Any, options: Any) -> Any:
     # A store that outlives a group keeps its keys; each life of the group has its own.
     life = group.store.add(f"pipecomm/life/{rank}", 1)
     store = _sub_store(group.store, f"pipecomm/{life}")
-    make_inner = functools.partial(_INNER_BACKENDS[options.inner], store, rank, size)
+    members = _Members(store, rank, size, group.group_id, list(group.global_ranks_in_group))
+    inner_names = _parse_inner(options.inner)
     communicator = _connect(store, group, options, timeout)
-    if communicator is None:
-        # Made now, by all ranks: a send or receive is no occasion that all of them reach.
-        inner = make_inner(timeout)
-        make_inner = functools.partial(lambda inner, _: inner, inner)
+    made = {}
+    if communicator is None and _GLOO in inner_names.values():
+        # Made now, by all ranks: a send or receive is no occasion that all of them reach. NCCL
+        # needs none: it connects two ranks when these send and receive.
+        made[_GLOO] = _INNER_BACKENDS[_GLOO](members, timeout)
     return _load_c10d().PipecommBackend(
         rank=rank,
         size=size,
         communicator=communicator and communicator.capsule(),
-        make_inner=make_inner,
+        inner_names=inner_names,
+        make_inner=functools.partial(_make_inner, members, made),
         timeout=timeout,
         codec=str(options.codec),
         grad_codec=str(options.grad_codec),
@@ -210,10 +244,27 @@ def _sub_store(store: Store, prefix: str) -> Store:
     return PrefixStore(prefix, store)
 
 
-def _make_gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+@dataclass(frozen=True)
+class _Members:
+    """This rank's place in a group."""
+
+    store: Store
+    rank: int
+    size: int
+    group_id: Any  # to torch a str of its own kind
+    global_ranks: list[int]
+
+
+def _make_inner(members: _Members, made: dict[str, Any], name: str, timeout: timedelta) -> Any:
+    """The inner backend of that name: one of those made already, or a new one."""
+    return made.pop(name, None) or _INNER_BACKENDS[name](members, timeout)
+
+
+def _make_gloo(members: _Members, timeout: timedelta) -> Any:
     check_interfaces("GLOO_SOCKET_IFNAME")
+    rank, size = members.rank, members.size
     try:
-        return dist.ProcessGroupGloo(_sub_store(store, "inner"), rank, size, timeout)
+        return dist.ProcessGroupGloo(_sub_store(members.store, "inner"), rank, size, timeout)
     except RuntimeError as error:
         raise TransportError(
             f"expected all {size} ranks at the group's first collective within its timeout of "
@@ -222,7 +273,26 @@ def _make_gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
         ) from error
 
 
-_INNER_BACKENDS = {"gloo": _make_gloo}
+def _make_nccl(members: _Members, timeout: timedelta) -> Any:
+    """As torch makes one for a group with default options. Not yet run on a GPU."""
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    options.global_ranks_in_group = members.global_ranks
+    options.group_name = members.group_id
+    store = _sub_store(members.store, "inner_nccl")
+    try:
+        return dist.ProcessGroupNCCL(store, members.rank, members.size, options)
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"expected NCCL to start for a group's first collective of CUDA tensors; got: {error}; "
+            f"where: rank {members.rank}; name gloo as its inner backend where there is no GPU"
+        ) from error
+
+
+_INNER_BACKENDS: dict[str, Callable[[_Members, timedelta], Any]] = {
+    _GLOO: _make_gloo,
+    _NCCL: _make_nccl,
+}
 
 
 @functools.cache

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from pipecomm import backend
 from pipecomm.backend import BackendOptions, register
 from pipecomm.errors import ConfigError, MessageMismatchError, PipecommError
 from tests.backend_ranks import init
@@ -48,6 +51,7 @@ def test_options_that_differ_have_settings_that_differ() -> None:
         BackendOptions(grad_codec="int4"),
         BackendOptions(codec="int8:group=32"),
         BackendOptions(min_nbytes=1),
+        BackendOptions(inner="cpu:gloo"),
     )
     assert len({options.settings for options in all_options}) == len(all_options)
 
@@ -65,7 +69,10 @@ def test_options_that_differ_have_settings_that_differ() -> None:
         ({"min_nbytes": 1 << 64}, "number of bytes.*18446744073709551616"),
         ({"codec": 4}, "codec.*4"),
         ({"grad_codec": None}, "codec.*None"),
-        ({"inner": "glue"}, "gloo.*glue"),
+        ({"inner": "glue"}, "gloo, nccl.*glue"),
+        ({"inner": "cpu:gloo,cuda:glue"}, "gloo, nccl.*cuda:glue"),
+        ({"inner": "cpu:gloo,nccl"}, "cpu:gloo,cuda:nccl; got 'cpu:gloo,nccl'"),
+        ({"inner": ""}, "gloo, nccl.*''"),
         ({"limits": 3}, "FlowLimits.*3"),
         ({"inner": ["gloo"]}, r"gloo.*\['gloo'\]"),
         ({"timeout": 5}, "timedelta.*5"),
@@ -77,6 +84,84 @@ def test_option_that_is_not_known_is_a_config_error(
 ) -> None:
     with pytest.raises(ConfigError, match=text):
         BackendOptions(**arguments)  # type: ignore[arg-type]
+
+
+def test_collectives_are_gloos_where_torch_has_no_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
+    assert BackendOptions().inner == "gloo"
+    for inner in ("nccl", "cuda:nccl"):
+        with pytest.raises(ConfigError, match=r"with NCCL.*got torch .* without; name gloo"):
+            BackendOptions(inner=inner)
+
+
+def test_collectives_of_cuda_tensors_are_nccls_where_torch_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    assert BackendOptions().inner == "cpu:gloo,cuda:nccl"
+    assert backend._parse_inner("cuda:nccl") == {"cpu": "gloo", "cuda": "nccl"}
+    assert backend._parse_inner("nccl") == {"cpu": "nccl", "cuda": "nccl"}
+
+
+def _inner_backends_by_device(rank: int, size: int, store_path: str) -> list[list[str]]:
+    """Which inner backends there are after each of some calls; torch's fake one is meta's."""
+    made: list[str] = []
+
+    def recording(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(*arguments: Any) -> Any:
+            made.append(name)
+            return make(*arguments)
+
+        return recorded
+
+    def make_fake(members: Any, timeout: timedelta) -> Any:
+        return torch._C._distributed_c10d.FakeProcessGroup._create_internal(rank, size)
+
+    backend._INNER_BACKENDS["gloo"] = recording("gloo", backend._make_gloo)
+    backend._INNER_BACKENDS["fake"] = recording("fake", make_fake)
+    seen = []
+    init(rank, size, store_path, pg_options=BackendOptions(inner="meta:fake"))
+    group = dist.group.WORLD._get_backend(torch.device("cpu"))
+    seen.append(list(made))
+    one, all_ = torch.empty(4, device="meta"), torch.empty(4 * size, device="meta")
+    ones = [one] * size
+    at_root = [ones] if rank == 0 else []
+    for name, *arguments in (
+        ("allreduce", [one]),
+        ("allreduce_coalesced", [one]),
+        ("broadcast", [one], dist.BroadcastOptions()),
+        ("reduce", [one], dist.ReduceOptions()),
+        ("allgather", [ones], [one]),
+        ("_allgather_base", all_, one),
+        ("gather", at_root, [one], dist.GatherOptions()),
+        ("scatter", [one], at_root, dist.ScatterOptions()),
+        ("reduce_scatter", [one], [ones]),
+        ("_reduce_scatter_base", one, all_),
+        ("alltoall_base", all_, all_, [], []),
+        ("alltoall", ones, ones),
+    ):
+        getattr(group, name)(*arguments).wait()
+    seen.append(list(made))
+    total = torch.full((4,), rank + 1.0)
+    dist.all_reduce(total)
+    dist.barrier()
+    assert total.tolist() == [3.0] * 4
+    seen.append(list(made))
+    dist.destroy_process_group()
+
+    made.clear()
+    backend._connect = lambda *_: None  # as between ranks of two users
+    init(rank, size, store_path + ".unreachable", pg_options=BackendOptions(inner="meta:fake"))
+    seen.append(list(made))
+    dist.group.WORLD._get_backend(torch.device("cpu")).send([one], 1 - rank, 0).wait()
+    seen.append(list(made))
+    dist.destroy_process_group()
+    return seen
+
+
+def test_inner_backend_is_that_of_the_tensors_device_and_made_at_its_first_use() -> None:
+    for seen in spawn_ranks(2, _inner_backends_by_device):
+        assert seen == [[], ["fake"], ["fake", "gloo"], ["gloo"], ["gloo", "fake"]]
 
 
 def test_threshold_in_the_environment_that_is_no_number_is_a_config_error(

@@ -156,6 +156,8 @@ DeviceMemory share_cuda_memory(int device_index, Sharing sharing, std::size_t nb
   cudaIpcMemHandle_t handle{};
   check_cuda(cudaIpcGetMemHandle(&handle, memory.data), "cudaIpcGetMemHandle", device_index);
   memory.handle.assign(reinterpret_cast<const char*>(&handle), sizeof(handle));
+  // cudaFree is undefined while the peer has the handle open, and nobody tells when it has closed it: never freed.
+  static_cast<void>(new std::shared_ptr<void>(std::move(memory.owner)));
   return memory;
 }
 

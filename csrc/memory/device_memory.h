@@ -21,7 +21,7 @@ enum class Sharing : std::uint8_t {
   handle = 2,      // the 64 bytes of cudaIpcGetMemHandle
 };
 
-// Freed with the last copy of `owner`.
+// Freed with the last copy of `owner`; never, without one.
 struct DeviceMemory {
   std::byte* data = nullptr;
   std::size_t nbytes = 0;
@@ -32,7 +32,8 @@ struct DeviceMemory {
 
 // Ways to share, best first; which of them works for two devices is found out by trying.
 PC_API std::vector<Sharing> sharings_of(const Device& device);
-// Memory of this process for one other to adopt; at least `nbytes`. Throws a pool exhausted or CUDA error.
+// Memory of this process for one other to adopt; at least `nbytes`. What is shared by handle stays until the process
+// ends. Throws a pool exhausted or CUDA error.
 PC_API DeviceMemory share_memory(Device& device, Sharing sharing, std::size_t nbytes);
 // Maps what another process shares. Takes `fd` (or -1) over, also when it throws: a transport or CUDA error.
 PC_API DeviceMemory adopt_memory(Device& device, Sharing sharing, std::size_t nbytes, const std::string& handle,

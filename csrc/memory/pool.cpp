@@ -48,22 +48,8 @@ Pool::~Pool() {
 
 void* Pool::allocate(std::size_t nbytes) {
   std::unique_lock lock(mutex_);
-  upstream_error_.clear();
-  // What can never be served must not cost the cache.
-  if (nbytes > std::min(kMaxRequestNbytes, limit_or_max())) {
-    throw Error(ErrorKind::pool_exhausted, exhausted_text(nbytes));
-  }
-  const std::size_t block_nbytes = round_up(std::max<std::size_t>(nbytes, 1), kAlignment);
   while (true) {
-    collect_pending();
-    if (std::byte* data = find_memory(block_nbytes)) {
-      blocks_->find(data)->requested_nbytes = nbytes;
-      ++stats_.num_allocations;
-      stats_.live_nbytes += nbytes;
-      stats_.peak_live_nbytes = std::max(stats_.peak_live_nbytes, stats_.live_nbytes + stats_.pending_nbytes);
-      return data;
-    }
-    if (pending_.empty()) throw Error(ErrorKind::pool_exhausted, exhausted_text(nbytes));
+    if (void* data = take(nbytes, true)) return data;
     const Event oldest = pending_.front().event;
     lock.unlock();
     oldest.wait();
@@ -71,12 +57,37 @@ void* Pool::allocate(std::size_t nbytes) {
   }
 }
 
-std::byte* Pool::find_memory(std::size_t nbytes) {
+void* Pool::try_allocate(std::size_t nbytes) {
+  const std::scoped_lock lock(mutex_);
+  return take(nbytes, false);
+}
+
+// nullptr: there are pending frees. Under the lock.
+void* Pool::take(std::size_t nbytes, bool may_wait) {
+  upstream_error_.clear();
+  // What can never be served must not cost the cache.
+  if (nbytes > std::min(kMaxRequestNbytes, limit_or_max())) {
+    throw Error(ErrorKind::pool_exhausted, exhausted_text(nbytes));
+  }
+  collect_pending();
+  std::byte* data = find_memory(round_up(std::max<std::size_t>(nbytes, 1), kAlignment), may_wait);
+  if (data == nullptr && pending_.empty()) throw Error(ErrorKind::pool_exhausted, exhausted_text(nbytes));
+  if (data == nullptr) return nullptr;
+  blocks_->find(data)->requested_nbytes = nbytes;
+  ++stats_.num_allocations;
+  stats_.live_nbytes += nbytes;
+  stats_.peak_live_nbytes = std::max(stats_.peak_live_nbytes, stats_.live_nbytes + stats_.pending_nbytes);
+  return data;
+}
+
+std::byte* Pool::find_memory(std::size_t nbytes, bool may_wait) {
   const bool is_small = nbytes <= kMaxSmallNbytes;
   if (std::byte* data = blocks_->take(nbytes, class_of(is_small))) return data;
   if (grow(nbytes, is_small)) return blocks_->take(nbytes, class_of(is_small));
   if (std::byte* data = blocks_->take(nbytes, class_of(!is_small))) return data;
-  if (give_back_segments() > 0 && grow(nbytes, is_small)) return blocks_->take(nbytes, class_of(is_small));
+  const bool may_give_back = may_wait || !upstream_->waits_at_release();
+  if (may_give_back && give_back_segments() > 0 && grow(nbytes, is_small))
+    return blocks_->take(nbytes, class_of(is_small));
   if (grow_to_limit(nbytes)) {
     if (std::byte* data = blocks_->take(nbytes, SegmentClass::large)) return data;
   }
@@ -276,6 +287,11 @@ std::shared_ptr<Pool> make_host_pool(std::size_t limit_nbytes) {
 
 Block allocate_block(const std::shared_ptr<Pool>& pool, std::size_t nbytes) {
   return Block(pool, pool->allocate(nbytes), nbytes);
+}
+
+Block try_allocate_block(const std::shared_ptr<Pool>& pool, std::size_t nbytes) {
+  void* data = pool->try_allocate(nbytes);
+  return data == nullptr ? Block() : Block(pool, data, nbytes);
 }
 
 }  // namespace pipecomm

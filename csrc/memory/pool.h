@@ -47,6 +47,8 @@ class PC_API Pool {
   // Contents undefined; 0 bytes give a unique address too. Where neither free memory nor the limit serves the request:
   // gives whole free segments back, joins free pieces, waits for pending frees, and then throws a pool exhausted error.
   void* allocate(std::size_t nbytes);
+  // The same without waiting for a stream: gives nullptr where pending frees may serve the request later.
+  void* try_allocate(std::size_t nbytes);
   // Hands the memory out again once `event` is ready. Throws a config error, and changes nothing, for an address that
   // is not that of a live block (freed twice, foreign).
   void deallocate(void* data, const Event& event = {});
@@ -66,7 +68,8 @@ class PC_API Pool {
     Event event;
   };
 
-  std::byte* find_memory(std::size_t nbytes);
+  void* take(std::size_t nbytes, bool may_wait);
+  std::byte* find_memory(std::size_t nbytes, bool may_wait);
   bool grow(std::size_t nbytes, bool is_small);
   bool grow_to_limit(std::size_t nbytes);
   bool add_segment(std::size_t nbytes, bool is_small);
@@ -115,5 +118,7 @@ class PC_API Block {
 // A pool over memfd segments of host memory; 0 = no limit.
 PC_API std::shared_ptr<Pool> make_host_pool(std::size_t limit_nbytes);
 PC_API Block allocate_block(const std::shared_ptr<Pool>& pool, std::size_t nbytes);
+// As Pool::try_allocate: none for now.
+PC_API Block try_allocate_block(const std::shared_ptr<Pool>& pool, std::size_t nbytes);
 
 }  // namespace pipecomm

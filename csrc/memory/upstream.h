@@ -24,6 +24,8 @@ class PC_API Upstream {
   // A segment, at the free address `wanted` where that is possible. Throws a pool exhausted error.
   virtual std::byte* allocate(std::size_t nbytes, std::byte* wanted) = 0;
   virtual void release(std::byte* segment) noexcept = 0;
+  // release() may wait for all that is enqueued on a device.
+  virtual bool waits_at_release() const { return false; }
   // One contiguous range for the memory of `pieces`, which nobody uses until unstitch(); nullptr where that cannot be.
   virtual std::byte* stitch(std::span<const Piece> pieces) noexcept = 0;
   virtual void unstitch(std::byte* data, std::size_t nbytes) noexcept = 0;

@@ -40,19 +40,21 @@ std::shared_ptr<Communicator> unpack_communicator(const py::object& capsule) {
   return communicator;
 }
 
-// `make_inner(timeout)` gives the backend for the collectives; it is called at the first of them.
+// `inner_names` are the backends for the collectives, by device type; `make_inner(name, timeout)` gives one, and is
+// called at the first collective that needs it.
 c10::intrusive_ptr<PipecommBackend> make_backend(int rank, int size, const py::object& communicator,
-                                                 py::object make_inner, std::chrono::milliseconds timeout,
-                                                 const std::string& codec, const std::string& grad_codec,
-                                                 std::size_t min_nbytes) {
+                                                 const InnerNames& inner_names, py::object make_inner,
+                                                 std::chrono::milliseconds timeout, const std::string& codec,
+                                                 const std::string& grad_codec, std::size_t min_nbytes) {
   const auto group_timeout = std::make_shared<GroupTimeout>(timeout.count());
-  InnerFactory call_make_inner = [group_timeout, shared = share_object(std::move(make_inner))] {
+  InnerFactory call_make_inner = [group_timeout,
+                                  shared = share_object(std::move(make_inner))](const std::string& name) {
     const py::gil_scoped_acquire acquire;
-    return (*shared)(std::chrono::milliseconds(group_timeout->load())).cast<InnerPtr>();
+    return (*shared)(name, std::chrono::milliseconds(group_timeout->load())).cast<InnerPtr>();
   };
   const CodecRule rule{parse_codec(codec), parse_codec(grad_codec), min_nbytes};
-  return c10::make_intrusive<PipecommBackend>(rank, size, unpack_communicator(communicator), std::move(call_make_inner),
-                                              group_timeout, rule);
+  return c10::make_intrusive<PipecommBackend>(rank, size, unpack_communicator(communicator), inner_names,
+                                              std::move(call_make_inner), group_timeout, rule);
 }
 
 }  // namespace
@@ -65,7 +67,8 @@ PYBIND11_MODULE(_c10d, module) {
   pipecomm::register_error_translator();
   py::class_<PipecommBackend, c10d::Backend, c10::intrusive_ptr<PipecommBackend>>(module, "PipecommBackend")
       .def(py::init(&pipecomm::make_backend), py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("communicator"),
-           py::arg("make_inner"), py::arg("timeout"), py::arg("codec"), py::arg("grad_codec"), py::arg("min_nbytes"))
+           py::arg("inner_names"), py::arg("make_inner"), py::arg("timeout"), py::arg("codec"), py::arg("grad_codec"),
+           py::arg("min_nbytes"))
       .def_property_readonly("timeout", &PipecommBackend::timeout);
   module.def("close_all", &pipecomm::close_all, py::call_guard<py::gil_scoped_release>());
 }

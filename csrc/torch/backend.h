@@ -32,10 +32,10 @@ struct CodecRule {
 
 class PipecommBackend : public CollectivesByInner {
  public:
-  // Without a communicator (ranks on several hosts) everything goes through the inner backend.
-  PipecommBackend(int rank, int size, std::shared_ptr<Communicator> communicator, InnerFactory make_inner,
-                  std::shared_ptr<GroupTimeout> timeout, const CodecRule& rule)
-      : CollectivesByInner(rank, size, std::move(make_inner)),
+  // Without a communicator (ranks of several users) everything goes through the inner backends.
+  PipecommBackend(int rank, int size, std::shared_ptr<Communicator> communicator, InnerNames inner_names,
+                  InnerFactory make_inner, std::shared_ptr<GroupTimeout> timeout, const CodecRule& rule)
+      : CollectivesByInner(rank, size, std::move(inner_names), std::move(make_inner)),
         communicator_(std::move(communicator)),
         timeout_(std::move(timeout)),
         rule_(rule) {}
@@ -50,7 +50,7 @@ class PipecommBackend : public CollectivesByInner {
   const std::string getBackendName() const override { return "pipecomm"; }
 
   WorkPtr send(Tensors& tensors, int peer, int tag) override {
-    if (!communicator_) return inner()->send(tensors, peer, tag);
+    if (!communicator_) return inner(tensors)->send(tensors, peer, tag);
     const at::Tensor tensor = ready_to_send(checked_tensor(tensors, "send"));
     SendPart part;
     part.tensor = flat_unless_covered(view_to_send(tensor));
@@ -61,18 +61,18 @@ class PipecommBackend : public CollectivesByInner {
   }
 
   WorkPtr recv(Tensors& tensors, int peer, int tag) override {
-    if (!communicator_) return inner()->recv(tensors, peer, tag);
+    if (!communicator_) return inner(tensors)->recv(tensors, peer, tag);
     return receive(tensors, peer, tag, c10d::OpType::RECV, "pipecomm:recv");
   }
 
   WorkPtr recvAnysource(Tensors& tensors, int tag) override {
-    if (!communicator_) return inner()->recvAnysource(tensors, tag);
+    if (!communicator_) return inner(tensors)->recvAnysource(tensors, tag);
     return receive(tensors, kAnySource, tag, c10d::OpType::RECVANYSOURCE, "pipecomm:recvAnySource");
   }
 
   void setTimeout(std::chrono::milliseconds timeout) override {
     timeout_->store(timeout.count());
-    if (const InnerPtr made = inner_if_made()) made->setTimeout(timeout);
+    for (const InnerPtr& made : made_inners()) made->setTimeout(timeout);
   }
 
   std::chrono::milliseconds timeout() const { return std::chrono::milliseconds(timeout_->load()); }
@@ -85,14 +85,14 @@ class PipecommBackend : public CollectivesByInner {
   void shutdown() override {
     const InterpreterLockReleased released;
     if (communicator_) communicator_->close();
-    if (const InnerPtr made = inner_if_made()) made->shutdown();
-    drop_inner();
+    for (const InnerPtr& made : made_inners()) made->shutdown();
+    drop_inners();
   }
 
   void abort() override {
     const InterpreterLockReleased released;
     if (communicator_) communicator_->close();
-    if (const InnerPtr made = inner_if_made()) made->abort();
+    for (const InnerPtr& made : made_inners()) made->abort();
   }
 
  private:

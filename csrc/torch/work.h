@@ -38,8 +38,13 @@ class TransferWork : public c10d::Work {
                   "expected a timeout of more than 0 s to wait for; got " + std::to_string(timeout.count()) + " ms");
     }
     const std::chrono::milliseconds group_timeout(group_timeout_->load());
-    transfer_->wait(timeout.count() > 0 ? timeout : group_timeout, check_signals);
-    if (device_index_ != kOnHost) transfer_->event().block(current_stream(device_index_));
+    try {
+      transfer_->wait(timeout.count() > 0 ? timeout : group_timeout, check_signals);
+    } catch (...) {
+      block_callers_stream();
+      throw;
+    }
+    block_callers_stream();
     if (recordFunctionEndCallback_ && !is_recorded_.test_and_set()) recordFunctionEndCallback_();
     return true;
   }
@@ -63,6 +68,11 @@ class TransferWork : public c10d::Work {
   }
 
  private:
+  // Also after an error: what was enqueued before may still read or write the tensor.
+  void block_callers_stream() const {
+    if (device_index_ != kOnHost) transfer_->event().block(current_stream(device_index_));
+  }
+
   const std::shared_ptr<Transfer> transfer_;
   const std::shared_ptr<const GroupTimeout> group_timeout_;
   const std::vector<at::Tensor> received_;

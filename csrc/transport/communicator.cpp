@@ -33,7 +33,7 @@ class CommunicatorImpl final : public Communicator,
         rank_(rank),
         size_at_start_(lifelines.size()),
         bridges_(std::move(bridges)),
-        place_(options_.stand_in, options_.pool),
+        place_(options_.stand_in, options_.pool, options_.open_device),
         inbox_(options_.max_parked_nbytes) {
     const Link::Events events{[this](std::uint32_t epoch, const std::string& text) { note_abort(epoch, text); },
                               [this](Link& link) { end_link(link); },
@@ -116,21 +116,22 @@ class CommunicatorImpl final : public Communicator,
 
   void close() override {
     if (owner_pid_ != ::getpid() || is_closed_.exchange(true)) return;
-    finish_slots(links_);
-    Links ended;  // outside of the lock, which may be needed to end what their streams wait for
+    finish_slots(links_, options_.finish_timeout);
+    Links left;  // they end outside of the lock, which may be needed to end what their streams wait for
     Progress::instance().exclusively([&] {
       take_submitted();
       end_all(closed_error(), true);
       const std::string reason = lost_together_ ? lost_together_->what() : "";
       for_each_link([&](Link& link) {
         link.lifeline().send(ControlKind::goodbye, 0, reason);
-        link.lifeline().close();
         fail_enqueued(this, link, [&](const TransferState&) { return closed_error(); });
-        link.sender().let_go();
+        link.sender().forget_in_flight();
+        if (link.lifeline().has_hung_up()) link.sender().release_slots();
       });
-      ended.swap(links_);
+      left.swap(links_);
     });
     Progress::instance().remove(this);
+    end_links(std::move(left), shared_from_this());
     bridges_.finish();
   }
 
@@ -223,14 +224,15 @@ class CommunicatorImpl final : public Communicator,
   void submit(const TransferPtr& transfer) {
     Progress& progress = Progress::instance();
     progress.count_open(1);
+    // Enqueuing on a device takes no time, whatever the size.
+    const bool is_small = transfer->host_nbytes() <= kSmallNbytes && (transfer->is_send || transfer->has_targets);
     {
       const std::lock_guard lock(submitted_mutex_);
       submitted_.push_back(transfer);
     }
     if (is_closed_) return progress.exclusively([this] { take_submitted(); });
     bool needs_nobody = false;
-    // Enqueuing on a device takes no time, whatever the size.
-    if (transfer->host_nbytes() <= kSmallNbytes && (transfer->is_send || transfer->has_targets)) {
+    if (is_small) {
       progress.exclusively_if_free([&] {
         take_submitted();
         needs_nobody = transfer->is_send ? send_at_once(*transfer) : has_nothing_from(transfer->peer());

@@ -43,7 +43,8 @@ class PC_API Transfer {
   // Returns when the transfer is done: a sender may write to its tensors, a receiver may read its own.
   // Throws its error; throws LinkTimeout after `timeout` and cancels: the target is not written any more.
   // Tensors of a CUDA device: returns when the work is enqueued there, on streams of the transport; the caller's
-  // streams then wait for event() before they touch the tensors. What was enqueued before a timeout is still done.
+  // streams then wait for event() before they touch the tensors, also where it throws: what was enqueued before is
+  // still done.
   virtual void wait(Nanoseconds timeout, const InterruptCheck& interrupt = {}) = 0;
   // After wait(): the point in a stream of the transport at which the transfer is done; reached, where none took part.
   virtual Event event() const = 0;
@@ -93,6 +94,9 @@ struct CommunicatorOptions {
   std::shared_ptr<Pool> pool;  // where messages without a target, and unexpected ones, are put
   // Treats tensors of the host as this device's (make_host_device), so that they cross in slots.
   std::shared_ptr<Device> stand_in;
+  Nanoseconds finish_timeout = std::chrono::seconds(5);  // close() waits for devices at most this long
+  // Opens the device of the first tensor on one; tests put the host there.
+  std::function<std::shared_ptr<Device>(int)> open_device = make_cuda_device;
 };
 
 struct LinkCounters {

@@ -8,15 +8,15 @@
 
 namespace pipecomm {
 
-DevicePlace::DevicePlace(std::shared_ptr<Device> stand_in, const std::shared_ptr<Pool>& host_pool)
-    : stand_in_(std::move(stand_in)) {
+DevicePlace::DevicePlace(std::shared_ptr<Device> stand_in, const std::shared_ptr<Pool>& host_pool, Open open_device)
+    : stand_in_(std::move(stand_in)), open_device_(std::move(open_device)) {
   if (stand_in_) side_.store(new DeviceSide(stand_in_, host_pool ? host_pool : make_device_pool(stand_in_)));
 }
 
 DeviceSide& DevicePlace::open(int device_index) {
   const std::lock_guard lock(mutex_);
   if (side_.load() == nullptr) {
-    auto device = make_cuda_device(device_index);
+    auto device = open_device_(device_index);
     side_.store(new DeviceSide(device, make_device_pool(device)));
   }
   DeviceSide& side = *side_.load();

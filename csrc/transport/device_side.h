@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 
@@ -22,8 +23,10 @@ struct DeviceSide {
 
 class DevicePlace {
  public:
+  using Open = std::function<std::shared_ptr<Device>(int)>;
+
   // With a stand-in, tensors of the host count as its tensors, and `host_pool` as its memory.
-  DevicePlace(std::shared_ptr<Device> stand_in, const std::shared_ptr<Pool>& host_pool);
+  DevicePlace(std::shared_ptr<Device> stand_in, const std::shared_ptr<Pool>& host_pool, Open open_device);
   DevicePlace(const DevicePlace&) = delete;
   DevicePlace& operator=(const DevicePlace&) = delete;
   ~DevicePlace() { delete side_.load(); }
@@ -44,6 +47,7 @@ class DevicePlace {
 
  private:
   const std::shared_ptr<Device> stand_in_;
+  const Open open_device_;
   std::mutex mutex_;
   std::atomic<DeviceSide*> side_{nullptr};
   std::atomic<bool> is_used_{false};

@@ -1,17 +1,14 @@
 // Receives that wait for a gone peer, and devices that are not done.
 #include "transport/endings.h"
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "transport/progress.h"
 
 namespace pipecomm {
-namespace {
-
-constexpr std::int64_t kFinishSlotsNs = 5'000'000'000;
-
-}  // namespace
 
 bool waits_for(const TransferState& receive, int gone_peer, const Links& links) {
   if (receive.peer() != kAnySource) return receive.peer() == gone_peer;
@@ -31,15 +28,13 @@ std::string also_gone(int peer, const Links& links) {
 }
 
 void fail_enqueued(const void* owner, const Link& link, const std::function<Error(const TransferState&)>& explain) {
-  if (link.receiver().has_arrived()) return;
   for (const TransferPtr& transfer : Progress::instance().draining()) {
-    if (transfer->owner == owner && !transfer->is_send && transfer->peer() == link.peer()) {
-      transfer->fail_late(explain(*transfer));
-    }
+    if (transfer->owner != owner || transfer->is_send || transfer->peer() != link.peer()) continue;
+    if (!link.receiver().has_arrived(transfer->slot_end)) transfer->fail_late(explain(*transfer));
   }
 }
 
-void finish_slots(const Links& links) {
+void finish_slots(const Links& links, Nanoseconds timeout) {
   const auto are_idle = [&] {
     bool result = true;
     Progress::instance().exclusively([&] {
@@ -47,8 +42,20 @@ void finish_slots(const Links& links) {
     });
     return result;
   };
-  const std::int64_t deadline = now_ns() + kFinishSlotsNs;
+  const std::int64_t deadline = now_ns() + timeout.count();
   while (!are_idle() && now_ns() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+// Their streams write the slots of a late peer when it has read what is there, and not before.
+void end_links(Links links, std::shared_ptr<void> owner) {
+  const auto end_those_that_may = [](Links& all) {
+    std::erase_if(all, [](const auto& link) { return !link || link->may_end(); });
+  };
+  end_those_that_may(links);
+  if (links.empty()) return;
+  std::thread([=, left = std::move(links), kept = std::move(owner)]() mutable {
+    for (; !left.empty(); end_those_that_may(left)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }).detach();
 }
 
 }  // namespace pipecomm

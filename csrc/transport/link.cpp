@@ -125,12 +125,12 @@ void Link::offer_ring() {
 
 void Link::offer_slots() {
   if (!wanted_sharing_ || !receiver_.has_ring()) return;
-  SlotShare share{{}, "this rank has no device", -1};
-  if (place_.side() != nullptr) {
-    share = receiver_.make_slots(*wanted_sharing_, options_.limits.max_nbytes * kSlotNbytesPerRingByte);
-  } else if (!inbox_.expects_from(peer_)) {
-    return;  // its first receive will show whether it has one
+  if (place_.side() == nullptr) {
+    // The first receive shows whether this rank has one; one into the host's memory does not wait for that.
+    if (!inbox_.expects_from(peer_) || std::exchange(has_told_of_no_device_, true)) return;
+    return lifeline_.send(ControlKind::slots_made, SlotOffer{}.packed(), "this rank has no device so far");
   }
+  const SlotShare share = receiver_.make_slots(*wanted_sharing_, options_.limits.max_nbytes * kSlotNbytesPerRingByte);
   wanted_sharing_.reset();
   lifeline_.send(ControlKind::slots_made, share.offer.packed(), share.text, share.fd);
 }
@@ -151,7 +151,8 @@ void Link::take_slots(Control& control) {
 }
 
 void Link::let_go() {
-  sender_.let_go();
+  sender_.forget_in_flight();
+  if (!sender_.is_idle() && lifeline_.has_hung_up()) sender_.release_slots();
   receiver_.release_slots(*gone_);
 }
 

@@ -32,12 +32,14 @@ class Link {
   bool push();
   void poll_socket();
   std::int64_t due_ns() const { return std::min(receiver_.due_ns(), sender_.due_ns()); }
-  // Answers a peer that asked for slots, once it is known whether this rank has a device.
+  // Answers a peer that asked for slots, once it is known whether this rank has a device; again when it has one later.
   void offer_slots();
   // Nothing enqueued on the device is left to be done.
   bool is_idle() const { return sender_.is_idle() && receiver_.is_idle(); }
-  // The peer is gone, and nothing waits for it any more.
+  // The peer is gone, and nothing waits for it any more; but what its device still reads is not written over.
   void let_go();
+  // Streams of neither rank use what would end with this link, which this rank has left. Without the lock.
+  bool may_end() const { return sender_.is_idle() || lifeline_.has_hung_up(); }
 
   void send(const TransferPtr& transfer);
   // Why nothing can be sent to, or will come from, this peer (any more); none while it is there.
@@ -78,6 +80,7 @@ class Link {
   bool is_ring_requested_ = false;
   bool are_slots_requested_ = false;
   std::optional<Sharing> wanted_sharing_;  // of the peer's request for slots
+  bool has_told_of_no_device_ = false;
   bool has_announced_end_ = false;
   std::optional<Error> gone_;
   std::int64_t last_received_ns_ = 0;

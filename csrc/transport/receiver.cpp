@@ -12,6 +12,17 @@ namespace {
 
 // Bytes taken before others get their turn under the progress lock.
 constexpr std::size_t kNbytesPerPump = std::size_t{1} << 20;
+// Memory that streams still use is asked for this often.
+constexpr std::int64_t kMemoryPeriodNs = 200'000;
+
+// Waiting for a stream under the progress lock would hold up what that stream waits for.
+Block allocate_now(const std::shared_ptr<Pool>& pool, std::size_t nbytes) {
+  Block block = try_allocate_block(pool, nbytes);
+  if (block) return block;
+  throw Error(ErrorKind::pool_exhausted, "expected " + std::to_string(nbytes) +
+                                             " bytes of the device's pool; got none that streams do not still use; "
+                                             "keep fewer messages live");
+}
 
 }  // namespace
 
@@ -30,7 +41,8 @@ bool Receiver::pump(LinkCounters& counters, const std::function<void()>& wake_wr
     if (!is_in_part_) {
       const MessageHeader header = read_header({record->data, record->info.nbytes});
       if (!begin_part(header)) {
-        is_blocked_ = true;
+        is_blocked_ = !message_;
+        if (message_) due_ns_ = now_ns() + kMemoryPeriodNs;
         break;
       }
       header_nbytes = header.nbytes();
@@ -69,55 +81,59 @@ bool Receiver::begin_part(const MessageHeader& header) {
   if (header.in_slots && header.wire_nbytes > 0 && !slots_) {
     throw Error(ErrorKind::transport, "expected bytes in the ring; got a message in slots, which there are none of");
   }
-  ++next_seq_;
   header_ = header;
-  position_ = 0;
-  wire_left_ = header.wire_nbytes;
-  is_in_part_ = true;
-  message_->payload += header.payload_nbytes;
   ReceivedPart part;
   part.dtype = header.dtype;
   part.shape = header.shape;
   part.requires_grad = header.requires_grad;
   part.absent = header.absent;
   message_->parts.push_back(std::move(part));
-  prepare_target();
+  if (!prepare_target()) {
+    message_->parts.pop_back();
+    return false;
+  }
+  ++next_seq_;
+  position_ = 0;
+  wire_left_ = header.wire_nbytes;
+  is_in_part_ = true;
+  message_->payload += header.payload_nbytes;
   const bool is_refused = message_->error.has_value();
   if (header.part_index == 0 && !is_refused && (message_->receiver || message_->is_dropped)) accept_(message_->seq);
   return true;
 }
 
-void Receiver::prepare_target() {
+bool Receiver::prepare_target() {
   target_ = nullptr;
-  if (message_->is_dropped) return;
+  if (message_->is_dropped) return true;
   const std::size_t index = message_->parts.size() - 1;
   if (message_->is_direct) {
-    if (!fits_targets(*message_, index)) return;
+    if (!fits_targets(*message_, index)) return true;
     const TensorView& target = message_->receiver->targets[index];
     if ((target.device != kOnHost) == header_.in_slots) {
       if (header_.wire_nbytes > 0 && header_.in_slots) stream().wait(message_->receiver->ready);
       target_ = static_cast<std::byte*>(target.data);
-      return;
+      return true;
     }
   }
-  if (header_.payload_nbytes > 0) allocate_target(index);
+  return header_.payload_nbytes == 0 || allocate_target(message_->parts[index]);
 }
 
-void Receiver::allocate_target(std::size_t index) {
-  ReceivedPart& part = message_->parts[index];
+bool Receiver::allocate_target(ReceivedPart& part) {
   const bool goes_to_device = !header_.in_slots && (message_->is_direct || (message_->receiver && place_.is_used()));
   try {
     if (header_.in_slots) part.device = place_.side()->device->index();
-    part.block = goes_to_device ? allocate_block(place_.side()->pinned_pool, header_.payload_nbytes)
-                                : allocate_at(part.device, header_.payload_nbytes);
+    const auto& pool = goes_to_device ? place_.side()->pinned_pool : pool_at(part.device);
+    part.block = try_allocate_block(pool, header_.payload_nbytes);
     target_ = static_cast<std::byte*>(part.block.data());
   } catch (const Error& error) {
     reject(*message_, error);
+    return true;
   }
+  return target_ != nullptr;
 }
 
-Block Receiver::allocate_at(int device, std::size_t nbytes) const {
-  return allocate_block(device == kOnHost ? pool_ : place_.side()->pool, nbytes);
+const std::shared_ptr<Pool>& Receiver::pool_at(int device) const {
+  return device == kOnHost ? pool_ : place_.side()->pool;
 }
 
 bool Receiver::fits_targets(InMessage& message, std::size_t index) {
@@ -233,6 +249,7 @@ void Receiver::deliver(const InMessagePtr& message) {
   receive->received = std::move(message->parts);
   receive->payload = message->payload;
   receive->wire = message->wire;
+  receive->slot_end = message->slot_end;
   receive->clock.started_ns = message->started_ns;
   receive->set_event(message->last_use);
   receive->finish();
@@ -250,7 +267,7 @@ void Receiver::copy_part(InMessage& message, std::size_t index) {
   // A device's copy from or to other memory of the host than pinned makes the caller wait, who holds the lock.
   Block pinned;
   const bool is_pinned = part.device == kOnHost && message.is_direct;
-  if (part.device != target.device && !is_pinned) pinned = allocate_block(place_.side()->pinned_pool, nbytes);
+  if (part.device != target.device && !is_pinned) pinned = allocate_now(place_.side()->pinned_pool, nbytes);
   stream().wait(message.last_use);
   stream().wait(message.receiver->ready);
   if (target.device == kOnHost) {
@@ -324,7 +341,7 @@ void Receiver::detach(const TransferPtr& receive) {
 }
 
 void Receiver::move_to_block(const TensorView& target, std::size_t index) {
-  Block block = allocate_at(target.device, target.nbytes());
+  Block block = allocate_now(pool_at(target.device), target.nbytes());
   if (target.device == kOnHost) {
     std::memcpy(block.data(), target.data, target.nbytes());
   } else {

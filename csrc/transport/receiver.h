@@ -35,8 +35,8 @@ class Receiver {
   bool uses_slots() const { return slots_ && slots_->is_used(); }
   // Nothing more is taken from the ring. Slots stay: streams use them.
   void stop() { is_stopped_ = true; }
-  // What the device waits for has come.
-  bool has_arrived() const { return !slots_ || slots_->has_arrived(); }
+  // Everything up to that position of the slots has been written.
+  bool has_arrived(std::uint64_t slot_end) const { return !slots_ || slots_->written() >= slot_end; }
   // Nothing enqueued on the device is left to be done.
   bool is_idle() const { return !slots_ || slots_->is_idle(); }
   // The peer is gone: the device waits for nothing of it any more. What it has not written ends with `cause`.
@@ -61,8 +61,9 @@ class Receiver {
   }
 
  private:
+  // False: nobody asks for the message, or (then there is a message_) streams still use the memory for it.
   bool begin_part(const MessageHeader& header);
-  void prepare_target();
+  bool prepare_target();
   void take_chunk(const std::byte* data, std::size_t nbytes);
   void take_slot(const std::byte* note, std::size_t nbytes);
   // Keeps what has come for a target that must not be written any more.
@@ -72,8 +73,8 @@ class Receiver {
   Stream& stream();
   void end_part(LinkCounters& counters);
   void deliver(const InMessagePtr& message);
-  void allocate_target(std::size_t index);
-  Block allocate_at(int device, std::size_t nbytes) const;
+  bool allocate_target(ReceivedPart& part);
+  const std::shared_ptr<Pool>& pool_at(int device) const;
   void reject(InMessage& message, const Error& error);
   bool fits_targets(InMessage& message, std::size_t index);
 

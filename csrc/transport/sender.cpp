@@ -75,10 +75,10 @@ bool Sender::pump(LinkCounters& counters, const std::function<void()>& wake_read
   if (ring_ && has_process_limit()) count_in_flight();
   while (!queue_.empty() && ring_ && !wants_slots() && written_nbytes < kNbytesPerPump) {
     if (is_at_limit()) break;
-    if (stages_) stage_ahead();
+    const bool is_staged = !stages_ || stage_ahead();
     if (queue_.empty()) break;
     const TransferPtr transfer = queue_.front();
-    if (!transfer->staged.is_ready()) {
+    if (!is_staged || !transfer->staged.is_ready()) {
       due_ns_ = now_ns() + kStagingPeriodNs;
       break;
     }
@@ -180,13 +180,14 @@ void Sender::set_slots(SlotOffer offer, const std::string& handle, int fd) {
   Device& device = *place_.side()->device;
   DeviceMemory memory = adopt_memory(device, offer.sharing, offer.nbytes, handle, fd);
   slots_.emplace(device, ring_->slot_counters(), ring_->control_page(), std::move(memory));
+  stages_ = false;
 }
 
-void Sender::stage_ahead() {
+bool Sender::stage_ahead() {
   for (std::size_t i = 0; i < std::min(queue_.size(), kNumStaged);) {
     const TransferPtr transfer = queue_[i];
     try {
-      stage(*transfer);
+      if (!stage(*transfer)) return i > 0;
       ++i;
     } catch (const Error& error) {  // no memory for it
       std::erase(queue_, transfer);
@@ -194,6 +195,7 @@ void Sender::stage_ahead() {
       transfer->release();
     }
   }
+  return true;
 }
 
 std::string Sender::describe_device() const {
@@ -201,18 +203,14 @@ std::string Sender::describe_device() const {
   return staging_stream_ ? ", from " + place_.side()->device->name() + " through the host" : "";
 }
 
-void Sender::let_go() {
-  if (slots_) slots_->release();
-  count_in_flight(InFlight{});
-}
-
-void Sender::stage(TransferState& transfer) {
+bool Sender::stage(TransferState& transfer) {
   for (SendPart& part : transfer.to_send) {
     if (!is_in_slots(part)) continue;
     DeviceSide& side = *place_.side();
     if (!staging_stream_) staging_stream_ = side.device->make_stream();
+    Block block = try_allocate_block(side.pinned_pool, part.tensor.nbytes());
+    if (!block) return false;
     staging_stream_->wait(transfer.ready);
-    Block block = allocate_block(side.pinned_pool, part.tensor.nbytes());
     staging_stream_->copy_async(block.data(), part.tensor.data, part.tensor.nbytes());
     part.tensor.data = block.data();
     part.tensor.device = kOnHost;
@@ -220,6 +218,7 @@ void Sender::stage(TransferState& transfer) {
     transfer.staged = staging_stream_->record();
     transfer.set_event(transfer.staged);
   }
+  return true;
 }
 
 MessageHeader Sender::make_header(const TransferState& transfer) const {

@@ -22,7 +22,7 @@ class Sender {
 
   Sender(const Sender&) = delete;
   Sender& operator=(const Sender&) = delete;
-  ~Sender() { count_in_flight(InFlight{}); }
+  ~Sender() { forget_in_flight(); }
 
   void post(TransferPtr transfer);
   bool wants_ring() const { return !queue_.empty() && !ring_; }
@@ -36,10 +36,14 @@ class Sender {
   }
   // Memory that the peer shares. Throws a transport or CUDA error where it cannot be mapped.
   void set_slots(SlotOffer offer, const std::string& handle, int fd);
-  // There will be no slots.
+  // There are no slots, at least for now.
   void stage_from_now() { stages_ = true; }
-  // The peer is gone: nothing is on its way to it, and the device waits for nothing of it any more.
-  void let_go();
+  // The peer is gone: nothing is on its way to it.
+  void forget_in_flight() { count_in_flight(InFlight{}); }
+  // The peer's device reads no slots any more: this rank's waits for nothing of it.
+  void release_slots() {
+    if (slots_) slots_->release();
+  }
   // ", in slots of cuda:0"; empty before the first tensor of a device.
   std::string describe_device() const;
   // Nothing enqueued on the device is left to be done.
@@ -66,8 +70,9 @@ class Sender {
   bool has_slot_room(std::size_t nbytes);
   // The chunk goes into slots; the record at `out` tells where they end.
   void put_chunk(const TransferState& transfer, std::byte* out, std::size_t nbytes);
-  void stage_ahead();
-  void stage(TransferState& transfer);
+  // False: streams still use the memory for the first message.
+  bool stage_ahead();
+  bool stage(TransferState& transfer);
   bool is_in_slots(const SendPart& part) const { return part.tensor.device != kOnHost && !part.absent; }
   MessageHeader make_header(const TransferState& transfer) const;
   std::size_t chunk_nbytes(const SendPart& part) const;

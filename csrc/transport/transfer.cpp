@@ -77,8 +77,10 @@ void TransferState::wait(Nanoseconds timeout, const InterruptCheck& interrupt) {
       throw;
     }
   }
+  const bool is_over =
+      !waits_on_host || Progress::instance().wait_until([this] { return is_done(); }, deadline, interrupt);
   if (error_) throw Error(*error_);
-  if (waits_on_host && !Progress::instance().wait_until([this] { return is_done(); }, deadline, interrupt)) {
+  if (!is_over) {
     throw Error(ErrorKind::link_timeout,
                 "waited " + std::to_string(static_cast<double>(now_ns() - start) / 1e9) +
                     " s for a device to do what was enqueued for this transfer: " + describe_pending(*this));

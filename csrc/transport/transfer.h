@@ -63,6 +63,7 @@ class TransferState final : public Transfer, public std::enable_shared_from_this
   bool waits_on_host = false;  // wait() returns when event() is reached
   std::vector<ReceivedPart> received;
   std::shared_ptr<void> keepalive;
+  std::uint64_t slot_end = 0;  // the last slot that a received message was told of in
   std::size_t payload = 0;
   std::size_t wire = 0;
   TransferTimes clock;

@@ -107,8 +107,6 @@ class PC_API SlotReader : public SlotEnd {
   // Enqueues the emptying of the next slot, which must end at `end`, and promises its room to the writer. `drain` may
   // be empty: what is there is dropped. Throws a transport error for another end.
   void take(std::size_t nbytes, std::uint64_t end, const Drain& drain);
-  // Everything that was told of has been written.
-  bool has_arrived() const { return counters_.written.load() >= end_; }
   std::uint64_t written() const { return counters_.written.load(); }
   void release() { counters_.written.store(kReleased); }
 };

@@ -18,7 +18,8 @@ inline constexpr std::size_t kMiB = std::size_t{1} << 20;
 // An upstream with a capacity and no way to stitch, over the process's heap.
 class HeapUpstream final : public Upstream {
  public:
-  explicit HeapUpstream(std::size_t capacity_nbytes) : left_nbytes_(capacity_nbytes) {}
+  explicit HeapUpstream(std::size_t capacity_nbytes, bool waits_at_release = false)
+      : left_nbytes_(capacity_nbytes), waits_at_release_(waits_at_release) {}
   ~HeapUpstream() override {
     for (const auto& [data, nbytes] : segments_) std::free(data);
   }
@@ -35,11 +36,13 @@ class HeapUpstream final : public Upstream {
     segments_.erase(segment);
     std::free(segment);
   }
+  bool waits_at_release() const override { return waits_at_release_; }
   std::byte* stitch(std::span<const Piece>) noexcept override { return nullptr; }
   void unstitch(std::byte*, std::size_t) noexcept override { std::abort(); }
 
  private:
   std::size_t left_nbytes_;
+  const bool waits_at_release_;
   std::map<std::byte*, std::size_t> segments_;
 };
 

@@ -217,7 +217,9 @@ TEST(what_was_sent_before_closing_still_arrives) {
 }
 
 TEST(closing_ends_what_is_pending_on_both_sides) {
-  auto ranks = connect_remote(2);
+  CommunicatorOptions slow;  // so that the large message is still leaving
+  slow.emulation.bytes_per_s = 100e6;
+  auto ranks = connect_remote(2, slow);
   Floats got(4), large = ramp(8000000);
   auto own = post_receive(ranks[0], 1, got);
   auto peers = post_receive(ranks[1], 0, got);

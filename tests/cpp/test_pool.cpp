@@ -1,6 +1,7 @@
 // The pool over every upstream: reuse, split and coalesce, limit, stitching, errors.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <random>
 #include <set>
@@ -180,6 +181,28 @@ TEST(full_upstream_gets_smaller_requests_then_freed_segments_back) {
   }
   const Block whole = allocate_block(pool, 5 * kMiB);
   CHECK_EQ(pool->stats().reserved_nbytes, 5 * kMiB);
+}
+
+TEST(trying_waits_neither_for_a_stream_nor_for_a_device_that_is_given_segments_back) {
+  for (const bool waits_at_release : {false, true}) {
+    const auto pool = std::make_shared<Pool>(std::make_unique<HeapUpstream>(4 * kMiB, waits_at_release));
+    take(pool, 2, 2 * kMiB).clear();
+    if (waits_at_release) {
+      CHECK_ERROR(ErrorKind::pool_exhausted, "the heap is full", try_allocate_block(pool, 3 * kMiB));
+    } else {
+      CHECK(try_allocate_block(pool, 3 * kMiB));
+    }
+    std::atomic<bool> may_run{false};
+    const auto stream = make_host_stream();
+    stream->enqueue([&] { may_run.wait(false); });
+    allocate_block(pool, 3 * kMiB).reset(stream->record());
+    CHECK(!try_allocate_block(pool, 3 * kMiB));
+    may_run.store(true);
+    may_run.notify_all();
+    stream->synchronize();
+    CHECK(try_allocate_block(pool, 3 * kMiB));
+    pool->check();
+  }
 }
 
 TEST(lowered_limit_gives_free_segments_back_and_holds_for_later_requests) {

@@ -1,5 +1,7 @@
 // Tensors of a device when something ends early: nothing is written to memory that was let go, and nothing that did not
 // arrive counts as received.
+#include <cstring>
+
 #include "check.h"
 #include "communicators.h"
 #include "failing_device.h"
@@ -62,6 +64,7 @@ TEST(wait_for_a_device_ends_at_its_timeout) {
   Held compute;
   auto receive = post_receive(ranks[1], 0, got);
   auto send = ranks[0]->send(1, {}, {part(sent)}, nullptr, compute.point());
+  CHECK(comes_true([&] { return ranks[1]->counters(0).messages_received == 1; }));
   CHECK_ERROR(ErrorKind::link_timeout, "waited", send->wait(50ms));
   CHECK_ERROR(ErrorKind::link_timeout, "waited", receive->wait(50ms));
   compute.go_on();
@@ -86,6 +89,32 @@ TEST(closing_the_receiver_loses_nothing_that_it_was_told_of) {
   CHECK(receive->is_done() && !receive->error());
   CHECK(got == sent);
 }
+
+// Rank 1 has promised to empty all slots twice, and has not read the first bytes when rank 0 or itself closes.
+void expect_the_first_bytes(int closing_rank) {
+  Floats first = ramp(2000000), second(first.size(), -2), got(first.size()), got_second(first.size());
+  CommunicatorOptions options = on(make_host_device());
+  options.finish_timeout = 10ms;
+  auto ranks = connect_all(2, options);
+  Held target;
+  auto receive = ranks[1]->receive(0, tagged(1), {view(got)}, nullptr, target.point());
+  auto second_receive = post_receive(ranks[1], 0, got_second, tagged(2));
+  post_send(ranks[0], 1, first, tagged(1))->wait(10s);
+  auto second_send = post_send(ranks[0], 1, second, tagged(2));
+  CHECK(comes_true([&] { return ranks[1]->counters(0).messages_received == 2; }));
+  const std::jthread later([&] {
+    std::this_thread::sleep_for(200ms);  // what is overwritten too early is so by then
+    target.go_on();
+  });
+  ranks[static_cast<std::size_t>(closing_rank)]->close();
+  receive->wait(10s);
+  CHECK(got == first);
+  CHECK_ERROR(ErrorKind::transport, "", second_receive->wait(10s));
+  CHECK(comes_true([&] { return second_send->has_left(); }));
+}
+
+TEST(closing_the_sender_does_not_write_over_what_a_late_receiver_has_still_to_read) { expect_the_first_bytes(0); }
+TEST(closing_the_receiver_does_not_let_its_sender_write_over_what_it_has_still_to_read) { expect_the_first_bytes(1); }
 
 TEST(message_parked_of_a_rank_that_was_lost_before_it_wrote_is_an_error) {
   Floats sent = ramp(1000), got(sent.size(), -1), other(10);
@@ -129,6 +158,71 @@ TEST(device_that_fails_ends_every_wait_and_closes) {
   CHECK_ERROR(ErrorKind::peer_lost, "lost", post_receive(ranks[1], 0, got, tagged(2))->wait(10s));
   ranks[0]->close();
   ranks[1]->close();
+}
+
+TEST(wait_that_fails_returns_when_nothing_enqueued_writes_the_tensor_any_more) {
+  Floats sent = ramp(6000000), got(sent.size());
+  CommunicatorOptions options = on(make_host_device());
+  options.emulation.bytes_per_s = 40e6;  // the last slot's record comes 0.5 s after the first
+  options.finish_timeout = 10ms;
+  auto ranks = connect_all(2, options);
+  Held target;
+  auto receive = ranks[1]->receive(kAnySource, {}, {view(got)}, nullptr, target.point());
+  auto send = post_send(ranks[0], 1, sent);
+  CHECK(comes_true([&] { return receive->peer() == 0; }));
+  ranks[0]->close();
+  const std::jthread later([&] {
+    std::this_thread::sleep_for(100ms);
+    target.go_on();
+  });
+  CHECK_ERROR(ErrorKind::transport, "has left", receive->wait(10s));
+  CHECK(receive->event().is_ready());
+  CHECK(comes_true([&] { return send->has_left(); }));
+}
+
+TEST(what_had_arrived_before_its_sender_was_lost_is_received) {
+  Floats sent = ramp(1000), got(sent.size(), -1), not_written(sent.size()), other(10);
+  FailingPair pair;
+  auto& ranks = pair.ranks;
+  Held target, compute;
+  auto arrived = ranks[1]->receive(0, tagged(1), {view(got)}, nullptr, target.point());
+  auto told_of = post_receive(ranks[1], 0, not_written, tagged(2));
+  auto unrelated = post_receive(ranks[1], 0, other, tagged(3));
+  post_send(ranks[0], 1, sent, tagged(1))->wait(10s);
+  auto send = ranks[0]->send(1, tagged(2), {part(sent)}, nullptr, compute.point());
+  CHECK(comes_true([&] { return ranks[1]->counters(0).messages_received == 2; }));
+  pair.fails->store(true);
+  CHECK_ERROR(ErrorKind::peer_lost, "fails", post_send(ranks[0], 1, other, tagged(4))->wait(10s));
+  CHECK_ERROR(ErrorKind::peer_lost, "lost", unrelated->wait(10s));
+  target.go_on();
+  CHECK_ERROR(ErrorKind::peer_lost, "lost", told_of->wait(10s));
+  arrived->wait(10s);
+  CHECK(got == sent);
+}
+
+TEST(pool_whose_blocks_a_stream_still_uses_holds_up_only_the_message_that_needs_them) {
+  Floats sent = ramp(2000000), small(4, 1), got_small(4);
+  CommunicatorOptions options = on(make_host_device());
+  options.pool = make_host_pool(std::size_t{8} << 20);
+  auto ranks = connect_all(2, options), others = connect_all(2, on(make_host_device()));
+  Held compute;
+  auto early = ranks[1]->receive(0, in_epoch(1), {}, nullptr);
+  auto send = ranks[0]->send(1, in_epoch(0), {part(sent)}, nullptr, compute.point());
+  CHECK(comes_true([&] { return ranks[1]->counters(0).messages_received == 1; }));
+  ranks[1]->begin_epoch(1);
+  CHECK_EQ(options.pool->stats().pending_nbytes, 4 * sent.size());
+  auto next = post_send(ranks[0], 1, sent, in_epoch(1));
+  CHECK_ERROR(ErrorKind::link_timeout, "waited", early->wait(50ms));
+  auto receive = post_receive(others[1], 0, got_small);
+  post_send(others[0], 1, small);
+  receive->wait(10s);
+  CHECK(got_small == small);
+  compute.go_on();
+  auto late = ranks[1]->receive(0, in_epoch(1), {}, nullptr);
+  late->wait(10s);
+  CHECK(std::memcmp(late->parts()[0].block.data(), sent.data(), 4 * sent.size()) == 0);
+  send->wait(10s);
+  next->wait(10s);
 }
 
 CHECK_MAIN()

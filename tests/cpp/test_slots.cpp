@@ -273,6 +273,34 @@ TEST(host_and_device_tensors_answer_each_other) {
   }
 }
 
+TEST(rank_whose_first_receive_is_into_host_memory_gets_slots_with_its_first_tensor_of_a_device) {
+  CommunicatorOptions options;
+  options.open_device = [](int) { return slow_device(); };
+  auto ranks = connect_each({options, options});
+  Floats sent = ramp(300000), got(sent.size()), got_on_device(sent.size());
+  SendPart outgoing = part(sent);
+  outgoing.tensor.device = 0;
+  auto to_host = post_receive(ranks[1], 0, got);
+  ranks[0]->send(1, {}, {outgoing}, nullptr)->wait(10s);
+  to_host->wait(10s);
+  CHECK(got == sent);
+  CHECK_EQ(ranks[0]->path(1), std::string("shared memory, from host through the host"));
+  TensorView target = view(got_on_device);
+  target.device = 0;
+  const std::string slots = "shared memory, in slots of host";
+  bool were_there = false;
+  for (int round = 0; round < 200 && !were_there; ++round) {
+    were_there = ranks[0]->path(1) == slots;
+    auto receive = ranks[1]->receive(0, {}, {target}, nullptr);
+    ranks[0]->send(1, {}, {outgoing}, nullptr);
+    receive->wait(10s);
+    receive->event().wait();
+    CHECK(got_on_device == sent);
+    got_on_device.assign(sent.size(), -1);
+  }
+  CHECK(were_there);
+}
+
 TEST(device_message_parked_for_a_later_receive_arrives_whole) {
   auto ranks = connect_all(2, on(slow_device()));
   Floats first = ramp(1500000), second = ramp(10), got(first.size()), got_second(second.size());
