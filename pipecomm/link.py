@@ -29,6 +29,8 @@ _CPU = torch.device("cpu")
 _MAX_PLAN_NBYTES = 1000
 # The core's number for it.
 _CPU_INDEX = -1
+# Tensors of closed links that a stream may still read, until the peer has let it go.
+_left_behind: list[tuple[Any, list[Tensor]]] = []
 
 
 @dataclass(frozen=True)
@@ -320,6 +322,7 @@ class Links:
     def close(self) -> None:
         """End pending transfers and say goodbye. Idempotent."""
         self._core.close()
+        _left_behind[:] = [item for item in (*_left_behind, *self._leaving) if not item[0].has_left]
         self._leaving.clear()
 
     def counters(self) -> LinkCounters:
