@@ -135,7 +135,9 @@ TEST(keepalive_is_dropped_when_the_tensors_have_left) {
 TEST(failed_send_keeps_its_tensors_until_its_bytes_have_left) {
   auto ranks = connect_all(2);
   for (const auto& rank : ranks) rank->begin_epoch(1);
-  Floats large = ramp(4000000);
+  Floats large = ramp(4000000), small(4, 1), got_small(4);
+  post_send(ranks[0], 1, small, in_epoch(1));  // after it, the next one begins at once
+  post_receive(ranks[1], 0, got_small, in_epoch(1))->wait(10s);
   auto owner = std::make_shared<int>(1);
   auto send = ranks[0]->send(1, in_epoch(1), {part(large)}, owner);
   CHECK_ERROR(ErrorKind::link_timeout, "", send->wait(20ms));
