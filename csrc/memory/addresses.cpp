@@ -28,6 +28,11 @@ bool map_shared_at(std::byte* data, int fd, std::size_t offset, std::size_t nbyt
   return map_at(data, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, offset);
 }
 
+std::byte* map_to_read(int fd, std::size_t nbytes) noexcept {
+  void* data = mmap(nullptr, nbytes, PROT_READ, MAP_SHARED, fd, 0);
+  return data == MAP_FAILED ? nullptr : static_cast<std::byte*>(data);
+}
+
 bool map_private_at(std::byte* data, std::size_t nbytes) noexcept {
   return map_at(data, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 }

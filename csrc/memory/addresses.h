@@ -10,6 +10,8 @@ namespace pipecomm {
 std::byte* reserve_addresses(std::size_t nbytes) noexcept;
 // Maps [offset, offset + nbytes) of `fd` over reserved addresses.
 bool map_shared_at(std::byte* data, int fd, std::size_t offset, std::size_t nbytes) noexcept;
+// Maps all of `fd` somewhere, to be read only; nullptr where that cannot be.
+std::byte* map_to_read(int fd, std::size_t nbytes) noexcept;
 // Maps private memory, physical when touched, over reserved addresses.
 bool map_private_at(std::byte* data, std::size_t nbytes) noexcept;
 

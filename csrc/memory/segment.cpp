@@ -52,13 +52,17 @@ void check_seals(int fd) {
   }
 }
 
-void check_size(int fd, std::size_t expected_nbytes) {
+std::size_t size_of(int fd) {
   struct stat status{};
   if (fstat(fd, &status) != 0) throw_errno("fstat of a received memory segment");
-  if (static_cast<std::uint64_t>(status.st_size) != expected_nbytes) {
-    throw Error(ErrorKind::transport, "expected a memory segment of " + std::to_string(expected_nbytes) +
-                                          " bytes; got " + std::to_string(status.st_size) + " bytes from the peer");
-  }
+  return static_cast<std::size_t>(status.st_size);
+}
+
+void check_size(int fd, std::size_t expected_nbytes) {
+  const std::size_t nbytes = size_of(fd);
+  if (nbytes == expected_nbytes) return;
+  throw Error(ErrorKind::transport, "expected a memory segment of " + std::to_string(expected_nbytes) + " bytes; got " +
+                                        std::to_string(nbytes) + " bytes from the peer");
 }
 
 }  // namespace
@@ -91,6 +95,17 @@ Segment Segment::adopt(int fd, std::size_t expected_nbytes) {
   check_seals(fd);
   check_size(fd, segment.nbytes_);
   segment.map();
+  return segment;
+}
+
+Segment Segment::adopt_to_read(int fd) {
+  Segment segment;
+  segment.fd_ = fd;
+  check_seals(fd);
+  segment.nbytes_ = size_of(fd);
+  segment.data_ = map_to_read(fd, segment.nbytes_);
+  if (segment.data_ == nullptr) throw_exhausted(segment.nbytes_, std::string("mmap: ") + std::strerror(errno));
+  close(std::exchange(segment.fd_, -1));
   return segment;
 }
 

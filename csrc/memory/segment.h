@@ -21,6 +21,9 @@ class PC_API Segment {
   // Maps a segment received from another process. Takes `fd` over, also when it throws: a transport error where it is
   // not sealed or not of `expected_nbytes` rounded up to pages.
   static Segment adopt(int fd, std::size_t expected_nbytes);
+  // The same for a segment of any size that is only to be read; pages are mapped when they are touched. The descriptor
+  // is closed, since the mapping is all that is needed.
+  static Segment adopt_to_read(int fd);
 
   Segment(Segment&& other) noexcept { swap(other); }
   Segment& operator=(Segment&& other) noexcept {
@@ -35,7 +38,7 @@ class PC_API Segment {
   std::byte* data() const { return data_; }
   // Bytes of the memory itself, a multiple of the page size.
   std::size_t nbytes() const { return nbytes_; }
-  explicit operator bool() const { return fd_ >= 0; }
+  explicit operator bool() const { return fd_ >= 0 || data_ != nullptr; }
 
  private:
   void swap(Segment& other) noexcept;

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "memory/addresses.h"
 #include "memory/segment.h"
+#include "memory/segment_directory.h"
 
 namespace pipecomm {
 namespace {
@@ -28,6 +29,13 @@ std::size_t total_nbytes(std::span<const Piece> pieces) {
 
 class HostUpstream final : public Upstream {
  public:
+  HostUpstream() = default;
+  HostUpstream(const HostUpstream&) = delete;
+  HostUpstream& operator=(const HostUpstream&) = delete;
+  ~HostUpstream() override {
+    for (const auto& [data, item] : segments_) SegmentDirectory::instance().remove_segment(item.id);
+  }
+
   std::size_t granule_nbytes() const override { return page_nbytes(); }
 
   std::byte* allocate(std::size_t nbytes, std::byte* wanted) override {
@@ -38,14 +46,16 @@ class HostUpstream final : public Upstream {
       ranges_.give_back(data, nbytes);
       throw_no_addresses(nbytes);
     }
-    segments_.emplace(data, std::move(segment));
+    const std::uint64_t id = SegmentDirectory::instance().add(data, segment.nbytes(), segment.fd());
+    segments_.emplace(data, Item{std::move(segment), id});
     return data;
   }
 
   void release(std::byte* data) noexcept override {
-    const auto segment = segments_.find(data);
-    ranges_.give_back(data, segment->second.nbytes());
-    segments_.erase(segment);
+    const auto item = segments_.find(data);
+    SegmentDirectory::instance().remove_segment(item->second.id);
+    ranges_.give_back(data, item->second.segment.nbytes());
+    segments_.erase(item);
   }
 
   std::byte* stitch(std::span<const Piece> pieces) noexcept override {
@@ -55,7 +65,7 @@ class HostUpstream final : public Upstream {
     std::byte* end = data;
     for (const Piece& piece : pieces) {
       if (!map_again(piece, end)) {
-        munmap(data, nbytes);
+        unstitch(data, nbytes);
         return nullptr;
       }
       end += piece.nbytes;
@@ -63,16 +73,25 @@ class HostUpstream final : public Upstream {
     return data;
   }
 
-  void unstitch(std::byte* data, std::size_t nbytes) noexcept override { munmap(data, nbytes); }
+  void unstitch(std::byte* data, std::size_t nbytes) noexcept override {
+    SegmentDirectory::instance().remove(data, nbytes);
+    munmap(data, nbytes);
+  }
 
  private:
+  struct Item {
+    Segment segment;
+    std::uint64_t id;
+  };
+
   // Maps the memory of `piece` a second time, at `target`.
   bool map_again(Piece piece, std::byte* target) noexcept {
     while (piece.nbytes > 0) {
-      const auto& [start, segment] = *std::prev(segments_.upper_bound(piece.data));
+      const auto& [start, item] = *std::prev(segments_.upper_bound(piece.data));
       const auto offset = static_cast<std::size_t>(piece.data - start);
-      const std::size_t nbytes = std::min(piece.nbytes, segment.nbytes() - offset);
-      if (!map_shared_at(target, segment.fd(), offset, nbytes)) return false;
+      const std::size_t nbytes = std::min(piece.nbytes, item.segment.nbytes() - offset);
+      if (!map_shared_at(target, item.segment.fd(), offset, nbytes)) return false;
+      SegmentDirectory::instance().add_again(target, nbytes, piece.data);
       piece = {piece.data + nbytes, piece.nbytes - nbytes};
       target += nbytes;
     }
@@ -80,7 +99,7 @@ class HostUpstream final : public Upstream {
   }
 
   AddressRanges ranges_;
-  std::map<std::byte*, Segment> segments_;
+  std::map<std::byte*, Item> segments_;
 };
 
 class LazyUpstream final : public Upstream {

@@ -23,6 +23,8 @@ enum class ControlKind : std::uint32_t {
   lost = 7,          // from a bridge: the peer, on another host, cannot be reached any more; text says why
   slots_wanted = 8,  // to the receiver: share memory of your device, in way number `value` or a later one
   slots_made = 9,    // to the sender: here it is; `value` is SlotOffer::packed(), text the handle, or why there is none
+  source_made = 10,  // to the receiver: segment number `value` of this process, for records that tell where to read
+  source_gone = 11,  // it has gone back to the system, and no record tells of it any more
 };
 
 struct Control {

@@ -116,7 +116,7 @@ class CommunicatorImpl final : public Communicator,
 
   void close() override {
     if (owner_pid_ != ::getpid() || is_closed_.exchange(true)) return;
-    finish_slots(links_, options_.finish_timeout);
+    finish_shared(links_, options_.finish_timeout);
     Links left;  // they end outside of the lock, which may be needed to end what their streams wait for
     Progress::instance().exclusively([&] {
       take_submitted();

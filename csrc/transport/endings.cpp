@@ -9,6 +9,24 @@
 #include "transport/progress.h"
 
 namespace pipecomm {
+namespace {
+
+// A peer that asks for a lent tensor, or has room to park it, takes it in less.
+constexpr Nanoseconds kFinishLent = std::chrono::milliseconds(500);
+
+void wait_for_links(const Links& links, Nanoseconds timeout, bool (Link::*is_finished)() const) {
+  const auto are_finished = [&] {
+    bool result = true;
+    Progress::instance().exclusively([&] {
+      for (const auto& link : links) result &= !link || link->gone() || ((*link).*is_finished)();
+    });
+    return result;
+  };
+  const std::int64_t deadline = now_ns() + timeout.count();
+  while (!are_finished() && now_ns() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+}  // namespace
 
 bool waits_for(const TransferState& receive, int gone_peer, const Links& links) {
   if (receive.peer() != kAnySource) return receive.peer() == gone_peer;
@@ -34,16 +52,9 @@ void fail_enqueued(const void* owner, const Link& link, const std::function<Erro
   }
 }
 
-void finish_slots(const Links& links, Nanoseconds timeout) {
-  const auto are_idle = [&] {
-    bool result = true;
-    Progress::instance().exclusively([&] {
-      for (const auto& link : links) result &= !link || link->gone() || link->is_idle();
-    });
-    return result;
-  };
-  const std::int64_t deadline = now_ns() + timeout.count();
-  while (!are_idle() && now_ns() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+void finish_shared(const Links& links, Nanoseconds timeout) {
+  wait_for_links(links, timeout, &Link::is_idle);
+  wait_for_links(links, std::min(timeout, kFinishLent), &Link::has_lent_nothing);
 }
 
 // Their streams write the slots of a late peer when it has read what is there, and not before.

@@ -1,4 +1,4 @@
-// How transfers of a communicator end before, or after, their time. Under the progress lock, but finish_slots().
+// How transfers of a communicator end before, or after, their time. Under the progress lock, but finish_shared().
 #pragma once
 
 #include <functional>
@@ -30,8 +30,8 @@ std::string also_gone(int peer, const Links& links);
 // Receives of a communicator whose bytes the link's peer had told of and has not written.
 void fail_enqueued(const void* owner, const Link& link, const std::function<Error(const TransferState&)>& explain);
 // Returns when the device has written what was sent, for which the peers' devices wait, and has what was told of; or
-// after the timeout. Takes the lock.
-void finish_slots(const Links& links, Nanoseconds timeout);
+// after the timeout; and when peers have read the tensors lent to them, or after 0.5 s. Takes the lock.
+void finish_shared(const Links& links, Nanoseconds timeout);
 // Ends links that said goodbye, once they may end: those of late peers on a thread of their own. `owner` is what they
 // refer to. Call without the lock.
 void end_links(Links links, std::shared_ptr<void> owner);

@@ -9,14 +9,17 @@
 namespace pipecomm {
 
 Link::Link(int peer, Lifeline lifeline, Inbox& inbox, const CommunicatorOptions& options, const DevicePlace& place,
-           bool has_slots, Events events)
+           bool shares_memory, Events events)
     : peer_(peer),
       inbox_(inbox),
       options_(options),
       place_(place),
       events_(std::move(events)),
       lifeline_(std::move(lifeline)),
-      sender_(options.emulation, options.limits, place, has_slots),
+      sender_(options.emulation, options.limits, place, shares_memory,
+              [this](std::uint64_t segment_id, int fd) {
+                lifeline_.send(fd < 0 ? ControlKind::source_gone : ControlKind::source_made, segment_id, "", fd);
+              }),
       receiver_(
           peer, inbox, options.pool, place,
           [this](std::uint64_t seq, const std::string& text) { lifeline_.send(ControlKind::refused, seq, text); },
@@ -26,6 +29,7 @@ Link::Link(int peer, Lifeline lifeline, Inbox& inbox, const CommunicatorOptions&
 
 bool Link::poll() {
   bool moved = push();
+  if (receiver_.awaits_segment()) poll_socket();
   if (gone_ && has_announced_end_) let_go();  // again: its device may have set counters to less
   try {
     const std::uint64_t received_before = counters_.messages_received;
@@ -49,6 +53,7 @@ bool Link::push() {
 
 void Link::poll_socket() {
   try {
+    sender_.tell_gone_sources();
     lifeline_.flush();
     while (auto control = lifeline_.receive()) handle(*control);
     ask_for_channel();
@@ -94,6 +99,12 @@ void Link::handle(Control& control) {
       break;
     case ControlKind::slots_made:
       if (are_slots_requested_) take_slots(control);
+      break;
+    case ControlKind::source_made:
+      receiver_.sources().add(control.value, control.fd.release());
+      break;
+    case ControlKind::source_gone:
+      receiver_.sources().remove(control.value);
       break;
     case ControlKind::refused: {
       const Error error(ErrorKind::message_mismatch,

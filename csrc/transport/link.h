@@ -23,9 +23,9 @@ class Link {
     std::function<std::string(int)> also_gone;
   };
 
-  // `has_slots`: the peer is on this host, so that devices can share memory.
+  // `shares_memory`: the peer is on this host.
   Link(int peer, Lifeline lifeline, Inbox& inbox, const CommunicatorOptions& options, const DevicePlace& place,
-       bool has_slots, Events events);
+       bool shares_memory, Events events);
 
   bool poll();
   // Writes what is to be sent, as far as there is credit; true if anything was.
@@ -36,6 +36,7 @@ class Link {
   void offer_slots();
   // Nothing enqueued on the device is left to be done.
   bool is_idle() const { return sender_.is_idle() && receiver_.is_idle(); }
+  bool has_lent_nothing() const { return sender_.has_lent_nothing(); }
   // The peer is gone, and nothing waits for it any more; but what its device still reads is not written over.
   void let_go();
   // Streams of neither rank use what would end with this link, which this rank has left. Without the lock.

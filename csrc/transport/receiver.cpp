@@ -29,6 +29,7 @@ Block allocate_now(const std::shared_ptr<Pool>& pool, std::size_t nbytes) {
 bool Receiver::pump(LinkCounters& counters, const std::function<void()>& wake_writer) {
   due_ns_ = INT64_MAX;
   is_blocked_ = false;
+  awaits_segment_ = false;
   std::size_t taken_nbytes = 0;
   while (ring_ && !is_stopped_ && taken_nbytes < kNbytesPerPump) {
     const auto record = ring_->front();
@@ -37,24 +38,35 @@ bool Receiver::pump(LinkCounters& counters, const std::function<void()>& wake_wr
       due_ns_ = record->info.ready_ns;
       break;
     }
-    std::size_t header_nbytes = 0;
-    if (!is_in_part_) {
-      const MessageHeader header = read_header({record->data, record->info.nbytes});
-      if (!begin_part(header)) {
-        is_blocked_ = !message_;
-        if (message_) due_ns_ = now_ns() + kMemoryPeriodNs;
-        break;
-      }
-      header_nbytes = header.nbytes();
-      if (message_->started_ns == 0) message_->started_ns = record->info.sent_ns;
+    const std::size_t nbytes = take_record(*record);
+    if (nbytes == 0) {
+      is_blocked_ = awaits_segment_ || !message_;
+      if (!is_blocked_) due_ns_ = now_ns() + kMemoryPeriodNs;
+      break;
     }
-    message_->wire += record->info.nbytes;
-    take_chunk(record->data + header_nbytes, record->info.nbytes - header_nbytes);
     if (ring_->pop()) wake_writer();
-    taken_nbytes += record->info.nbytes;
+    taken_nbytes += nbytes;
     if (wire_left_ == 0) end_part(counters);
   }
   return taken_nbytes > 0;
+}
+
+std::size_t Receiver::take_record(const RingReader::Record& record) {
+  std::span<const std::byte> bytes(record.data, record.info.nbytes);
+  MessageHeader header;
+  if (!is_in_part_) header = read_header(bytes);
+  const bool at_source = (is_in_part_ ? header_ : header).at_source;
+  const auto chunk = bytes.subspan(is_in_part_ ? 0 : header.nbytes());
+  if (at_source && !sources_.has(SourceReader::read_note(chunk, is_in_part_ ? wire_left_ : header.wire_nbytes))) {
+    awaits_segment_ = true;
+    return 0;
+  }
+  if (!is_in_part_ && !begin_part(header)) return 0;
+  if (message_->started_ns == 0) message_->started_ns = record.info.sent_ns;
+  const std::uint64_t left_before = wire_left_;
+  message_->wire += bytes.size();
+  at_source ? take_source(chunk) : take_chunk(chunk.data(), chunk.size());
+  return at_source ? static_cast<std::size_t>(left_before - wire_left_) : bytes.size();
 }
 
 bool Receiver::is_drained() {
@@ -192,6 +204,21 @@ void Receiver::take_chunk(const std::byte* data, std::size_t nbytes) {
     }
   }
   position_ = is_raw ? position_ + nbytes : static_cast<std::uint64_t>(end);
+}
+
+void Receiver::take_source(std::span<const std::byte> record) {
+  const SourceNote note = SourceReader::read_note(record, wire_left_);
+  const std::byte* data = sources_.find(note);
+  if (target_ != nullptr && !message_->is_dropped) {
+    std::memcpy(target_ + position_, data, note.nbytes);
+    if (ring_->is_revoked()) {
+      fail_current(Error(ErrorKind::transport, "rank " + std::to_string(source_) +
+                                                   " has left: its tensor was not taken before it closed the group"));
+    }
+  }
+  message_->wire += note.nbytes - sizeof(note);
+  wire_left_ -= note.nbytes;
+  position_ += note.nbytes;
 }
 
 void Receiver::take_slot(const std::byte* note, std::size_t nbytes) {

@@ -10,6 +10,7 @@
 #include "transport/inbox.h"
 #include "wire/ring.h"
 #include "wire/slots.h"
+#include "wire/source.h"
 
 namespace pipecomm {
 
@@ -33,6 +34,10 @@ class Receiver {
   // Slots for the peer, in its way of sharing or a later one that works; none: text says why.
   SlotShare make_slots(Sharing first, std::size_t nbytes);
   bool uses_slots() const { return slots_ && slots_->is_used(); }
+  // Segments of the peer that messages lie in.
+  SourceReader& sources() { return sources_; }
+  // A record tells of a segment whose descriptor is still on the life line.
+  bool awaits_segment() const { return awaits_segment_; }
   // Nothing more is taken from the ring. Slots stay: streams use them.
   void stop() { is_stopped_ = true; }
   // Everything up to that position of the slots has been written.
@@ -66,6 +71,9 @@ class Receiver {
   bool prepare_target();
   void take_chunk(const std::byte* data, std::size_t nbytes);
   void take_slot(const std::byte* note, std::size_t nbytes);
+  void take_source(std::span<const std::byte> note);
+  // Bytes of the tensor that the record stands for; 0 while the receiver cannot take it.
+  std::size_t take_record(const RingReader::Record& record);
   // Keeps what has come for a target that must not be written any more.
   void move_to_block(const TensorView& target, std::size_t index);
   void copy_part(InMessage& message, std::size_t index);
@@ -85,11 +93,13 @@ class Receiver {
   const Refuse refuse_;
   const Accept accept_;
   std::optional<RingReader> ring_;
+  SourceReader sources_;
   std::optional<SlotReader> slots_;  // after ring_, whose counters it uses
   std::shared_ptr<Stream> copy_stream_;
   std::uint64_t next_seq_ = 0;
   std::int64_t due_ns_ = INT64_MAX;
   bool is_blocked_ = false;
+  bool awaits_segment_ = false;
   bool is_stopped_ = false;
   std::uint64_t arrived_ = UINT64_MAX;  // slots that were written when the peer had gone
   std::optional<Error> lost_;           // why no more were

@@ -11,14 +11,19 @@
 #include "wire/header.h"
 #include "wire/ring.h"
 #include "wire/slots.h"
+#include "wire/source.h"
 
 namespace pipecomm {
 
 class Sender {
  public:
-  // Without slots, tensors of a device cross as tensors of the host, to which they are copied first.
-  Sender(LinkEmulation emulation, const FlowLimits& limits, const DevicePlace& place, bool has_slots)
-      : emulation_(emulation), limits_(limits), place_(place), stages_(!has_slots) {}
+  // Without shared memory, tensors of a device cross as tensors of the host, to which they are copied first, and those
+  // of a pool in the ring.
+  Sender(LinkEmulation emulation, const FlowLimits& limits, const DevicePlace& place, bool shares_memory,
+         SourceWriter::Tell tell_source)
+      : emulation_(emulation), limits_(limits), place_(place), stages_(!shares_memory) {
+    if (shares_memory && !emulation.is_on()) sources_.emplace(std::move(tell_source));
+  }
 
   Sender(const Sender&) = delete;
   Sender& operator=(const Sender&) = delete;
@@ -48,6 +53,12 @@ class Sender {
   std::string describe_device() const;
   // Nothing enqueued on the device is left to be done.
   bool is_idle() const { return !slots_ || slots_->is_idle(); }
+  // The peer reads no tensor of this rank where it lies.
+  bool has_lent_nothing() const { return !lent_ && source_nbytes_ == 0; }
+  // Lets the peer unmap what has gone back to the system.
+  void tell_gone_sources() {
+    if (sources_) sources_->tell_gone();
+  }
   std::int64_t due_ns() const { return due_ns_; }
   // The pending messages, a line each.
   std::string describe() const;
@@ -65,6 +76,15 @@ class Sender {
   bool complain(std::uint64_t seq, const Error& error);
 
  private:
+  // A message that the peer reads at its source until it has taken the records up to `end`.
+  struct Lent {
+    std::uint64_t end;
+    std::size_t nbytes;
+    std::uint64_t seq;
+    bool waits_for_receive;  // only in strict mode
+    TransferPtr transfer;
+  };
+
   // Bytes of the record; 0 when there is no credit.
   std::size_t write_record(TransferState& transfer);
   bool has_slot_room(std::size_t nbytes);
@@ -74,6 +94,12 @@ class Sender {
   bool stage_ahead();
   bool stage(TransferState& transfer);
   bool is_in_slots(const SendPart& part) const { return part.tensor.device != kOnHost && !part.absent; }
+  // The peer can read the tensor where it lies, and is to.
+  bool goes_at_source(const SendPart& part);
+  SourceNote source_note(const SendPart& part) const;
+  bool waits_for_lent();
+  void end_lent();
+  void end_transfer(const TransferPtr& transfer, std::uint64_t seq, bool waits_for_receive);
   MessageHeader make_header(const TransferState& transfer) const;
   std::size_t chunk_nbytes(const SendPart& part) const;
   void write_chunk(const SendPart& part, std::byte* out, std::size_t nbytes);
@@ -92,8 +118,10 @@ class Sender {
   const DevicePlace& place_;
   bool stages_;
   std::deque<TransferPtr> queue_;
-  std::deque<std::uint64_t> message_ends_;             // in the ring, of messages not yet taken; only with a limit
-  InFlight counted_;                                   // in the process's total; only with a limit on that
+  std::deque<std::uint64_t> message_ends_;  // in the ring, of messages not yet taken; only with a limit
+  InFlight counted_;                        // in the process's total; only with a limit on that
+  std::optional<Lent> lent_;
+  std::optional<SourceWriter> sources_;
   std::map<std::uint64_t, TransferPtr> not_accepted_;  // written, by number; only in strict mode
   std::optional<RingWriter> ring_;
   std::optional<SlotWriter> slots_;  // after ring_, whose counters it uses
@@ -102,7 +130,9 @@ class Sender {
   // Where the first message of the queue stands.
   std::size_t part_index_ = 0;
   bool is_part_begun_ = false;
-  std::uint64_t position_ = 0;  // bytes (raw) or groups (quantized) of the part already written
+  bool is_at_source_ = false;      // of the part
+  std::size_t source_nbytes_ = 0;  // of the message, at their source
+  std::uint64_t position_ = 0;     // bytes (raw) or groups (quantized) of the part already written
   std::uint64_t first_seq_ = 0;
   bool is_accepted_ = false;
   std::uint64_t next_seq_ = 0;
@@ -111,6 +141,9 @@ class Sender {
 
 template <typename Predicate>
 void Sender::fail_if(Predicate&& predicate, const Error& error, bool forget) {
+  end_lent();  // the peer may have taken it before it went
+  // A peer that still reads must not take what is written there next for the message.
+  if (forget && !has_lent_nothing()) ring_->revoke();
   std::deque<TransferPtr> kept;
   for (std::size_t i = 0; i < queue_.size(); ++i) {
     const TransferPtr& transfer = queue_[i];
@@ -128,6 +161,10 @@ void Sender::fail_if(Predicate&& predicate, const Error& error, bool forget) {
     }
   }
   queue_ = std::move(kept);
+  if (lent_ && predicate(*lent_->transfer)) {
+    lent_->transfer->fail(error);
+    if (forget) std::exchange(lent_, std::nullopt)->transfer->release();
+  }
   std::erase_if(not_accepted_, [&](const auto& item) {
     if (!predicate(*item.second)) return false;
     item.second->fail(error);

@@ -14,6 +14,7 @@ constexpr std::uint32_t kMagic = 0x314d4350;  // "PCM1"
 constexpr std::uint16_t kRequiresGrad = 1;
 constexpr std::uint16_t kAbsent = 2;
 constexpr std::uint16_t kInSlots = 4;
+constexpr std::uint16_t kAtSource = 8;
 constexpr std::uint64_t kMaxTensorNbytes = std::uint64_t{1} << 42;
 
 struct FixedHeader {
@@ -122,7 +123,7 @@ void write_header(const MessageHeader& header, std::byte* out) {
   fixed.direction = static_cast<std::uint8_t>(header.key.direction);
   fixed.group_size = header.codec.group_size;
   fixed.flags = static_cast<std::uint16_t>((header.requires_grad ? kRequiresGrad : 0) | (header.absent ? kAbsent : 0) |
-                                           (header.in_slots ? kInSlots : 0));
+                                           (header.in_slots ? kInSlots : 0) | (header.at_source ? kAtSource : 0));
   fixed.part_index = header.part_index;
   fixed.num_parts = header.num_parts;
   fixed.microbatch = header.key.microbatch;
@@ -154,6 +155,7 @@ MessageHeader read_header(std::span<const std::byte> bytes) {
   header.requires_grad = (fixed.flags & kRequiresGrad) != 0;
   header.absent = (fixed.flags & kAbsent) != 0;
   header.in_slots = (fixed.flags & kInSlots) != 0;
+  header.at_source = (fixed.flags & kAtSource) != 0;
   header.part_index = fixed.part_index;
   header.num_parts = fixed.num_parts;
   header.seq = fixed.seq;
@@ -162,6 +164,8 @@ MessageHeader read_header(std::span<const std::byte> bytes) {
   header.payload_nbytes = header.absent ? 0 : checked_nbytes(header.dtype, header.shape);
   require(header.payload_nbytes == fixed.payload_nbytes, "payload bytes that fit the shape");
   require(header.codec.id == CodecId::raw || is_quantizable(header.dtype), "a float dtype for a quantizing codec");
+  require(!header.at_source || (header.codec.id == CodecId::raw && !header.in_slots && header.payload_nbytes > 0),
+          "bytes of a raw tensor at their source");
   const std::size_t chunk_nbytes = header.in_slots ? kDeviceChunkNbytes : kChunkNbytes;
   header.wire_nbytes = header.absent ? 0 : chunked_wire_nbytes(header.codec, header.dtype, header.shape, chunk_nbytes);
   require(header.wire_nbytes == fixed.wire_nbytes, "wire bytes that fit codec and shape");

@@ -29,7 +29,8 @@ struct MessageHeader {
   DType dtype = DType::uint8;
   bool requires_grad = false;
   bool absent = false;
-  bool in_slots = false;  // records tell of slots on the receiver's device, where the tensor's bytes are
+  bool in_slots = false;   // records tell of slots on the receiver's device, where the tensor's bytes are
+  bool at_source = false;  // records tell where in the sender's memory the tensor's bytes are (source.h)
   std::uint16_t part_index = 0;
   std::uint16_t num_parts = 1;
   std::uint64_t seq = 0;             // counts the headers of a channel from 0; a gap is an error

@@ -14,7 +14,8 @@ namespace pipecomm {
 struct RingControl {
   alignas(64) std::atomic<std::uint64_t> head;
   alignas(64) std::atomic<std::uint64_t> tail;
-  std::atomic<std::uint32_t> writer_waits;
+  std::atomic<std::uint64_t> ring_at;  // the writer waits for this position; 0: for none
+  std::atomic<std::uint32_t> is_revoked;
   SlotCounters slots;
 };
 
@@ -63,7 +64,13 @@ RingWriter::RingWriter(Segment segment)
 
 std::uint64_t RingWriter::taken() const { return control_->tail.load(); }
 
-void RingWriter::want_ring() { control_->writer_waits.store(1); }
+void RingWriter::want_ring(std::uint64_t position) {
+  const std::uint64_t before = control_->ring_at.load();
+  if (before == 0 || position < before) control_->ring_at.store(position);
+}
+
+// An exchange, so that what is written to the bytes afterwards stays behind it.
+void RingWriter::revoke() { control_->is_revoked.exchange(1); }
 
 SlotCounters& RingWriter::slot_counters() { return control_->slots; }
 
@@ -126,6 +133,9 @@ std::optional<RingReader::Record> RingReader::front() {
   return Record{{prefix.nbytes, prefix.sent_ns, prefix.ready_ns}, data_ + offset + sizeof(prefix)};
 }
 
+// Not a load, so that what was read before stays in front of it.
+bool RingReader::is_revoked() const { return control_->is_revoked.fetch_or(0) != 0; }
+
 bool RingReader::pop() {
   tail_ = next_;
   return release(tail_);
@@ -133,7 +143,8 @@ bool RingReader::pop() {
 
 bool RingReader::release(std::uint64_t position) {
   control_->tail.store(position);
-  return control_->writer_waits.load() != 0 && control_->writer_waits.exchange(0) != 0;
+  std::uint64_t wanted = control_->ring_at.load();
+  return wanted != 0 && position >= wanted && control_->ring_at.compare_exchange_strong(wanted, 0);
 }
 
 }  // namespace pipecomm

@@ -36,8 +36,11 @@ class PC_API RingWriter {
   // Bytes of records ever published, and of those that the reader has taken.
   std::uint64_t published() const { return head_; }
   std::uint64_t taken() const;
-  // From here on the reader rings when it takes a record; look at taken() once more after this.
-  void want_ring();
+  // The reader rings once when it has taken what ends at `position`, by default the next record; look at taken() once
+  // more after this. The lowest position counts.
+  void want_ring(std::uint64_t position = 1);
+  // What records tell of without carrying it (source.h) must not be believed any more.
+  void revoke();
   // For the slots of this direction; they lie in the page that control_page() begins.
   SlotCounters& slot_counters();
   void* control_page() { return control_; }
@@ -66,6 +69,8 @@ class PC_API RingReader {
   };
   // The oldest record. Throws a transport error when what the writer left there cannot be a record.
   std::optional<Record> front();
+  // The writer has revoked what is not taken; asked after the bytes have been read.
+  bool is_revoked() const;
   // Gives its room back; true when the writer waits for credit and must be woken.
   bool pop();
 
