@@ -123,13 +123,12 @@ class CollectivesByInner : public c10d::Backend {
       throw Error(ErrorKind::transport, "expected a process group in use; got a collective on a destroyed one, '" +
                                             getGroupUid() + "'; make a new group first");
     }
-    InnerPtr& made = inners_[name];
-    if (!made) {
-      made = make_inner_(name);
-      made->setGroupUid(getGroupUid());
-      made->setGroupDesc(getGroupDesc());
-      if (getBoundDeviceId()) made->setBoundDeviceId(getBoundDeviceId());
-    }
+    if (const auto made = inners_.find(name); made != inners_.end()) return made->second;
+    const InnerPtr made = make_inner_(name);
+    made->setGroupUid(getGroupUid());
+    made->setGroupDesc(getGroupDesc());
+    if (getBoundDeviceId()) made->setBoundDeviceId(getBoundDeviceId());
+    inners_.emplace(name, made);
     return made;
   }
 
