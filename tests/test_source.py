@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch.distributed as dist
 
 from pipecomm import MemoryPool
 from pipecomm.codec import Codec
-from pipecomm.errors import PeerLostError
+from pipecomm.errors import MessageMismatchError, PeerLostError
 from pipecomm.link import Links
 from tests.ranks import run_ranks, spawn_ranks
 
@@ -66,6 +67,56 @@ def _exchange(rank: int, size: int, store_path: str) -> bool:
 
 def test_parts_of_pool_tensors_are_exchanged_through_torch_distributed() -> None:
     assert spawn_ranks(2, _exchange, timeout_s=60) == [True, True]
+
+
+def _refuse(rank: int, size: int, store_path: str) -> list[str]:
+    store = dist.FileStore(store_path, size)
+    dist.init_process_group("pipecomm", rank=rank, world_size=size, store=store)
+    mine = _pooled(1.0)
+    outcomes = []
+    for _ in range(10):
+        try:
+            if rank == 0:
+                dist.send(mine, 1)
+            else:
+                dist.recv(torch.zeros(4), 0)
+            outcomes.append("ok")
+        except MessageMismatchError:
+            outcomes.append("refused")
+    dist.destroy_process_group()
+    return outcomes
+
+
+def test_pool_tensor_that_does_not_fit_is_an_error_on_both_sides_each_time() -> None:
+    assert spawn_ranks(2, _refuse, timeout_s=60) == [["refused"] * 10, ["refused"] * 10]
+
+
+def _segments_of_peers() -> int:
+    """Mappings of memory that this process may only read."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return sum("pipecomm" in line and line.split()[1] == "r--s" for line in lines)
+
+
+def _lose_the_owner(rank: int, size: int, store_path: str) -> list[int]:
+    store = dist.FileStore(store_path, size)
+    dist.init_process_group("pipecomm", rank=rank, world_size=size, store=store)
+    if rank == 0:
+        dist.send(_pooled(1.0), 1)
+        dist.recv(torch.zeros(1), 1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    target = torch.zeros(NUM_FLOATS)
+    dist.recv(target, 0)
+    counts = [_segments_of_peers()]
+    dist.send(torch.zeros(1), 0)
+    with pytest.raises(PeerLostError):
+        dist.recv(target, 0)
+    counts.append(_segments_of_peers())
+    return counts
+
+
+def test_memory_of_a_dead_owner_is_let_go() -> None:
+    outcomes: list[Any] = run_ranks(2, _lose_the_owner, timeout_s=60)
+    assert outcomes[1] == ("ok", [1, 0])
 
 
 def _send_to_one_that_dies(rank: int, size: int, store_path: str, victim: int) -> str:

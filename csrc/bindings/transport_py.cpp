@@ -117,9 +117,8 @@ void register_communicator(py::module_& module) {
           py::arg("peer"), py::arg("parts"), py::arg("tag") = 0, py::arg("direction") = "none",
           py::arg("microbatch") = kNoMicrobatch, py::arg("epoch") = 0, py::arg("device") = nullptr,
           py::arg("stream") = 0,
-          "Posts a message; tensors of the device are read after what the stream does now. The caller keeps the "
-          "tensors "
-          "alive until has_left.")
+          "Posts a message; tensors of the device are read after what the stream does now. The caller keeps "
+          "the tensors alive until has_left.")
       .def(
           "receive",
           [](Communicator& self, int peer, std::int64_t tag, const std::string& direction, std::int32_t microbatch,

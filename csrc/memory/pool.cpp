@@ -86,8 +86,9 @@ std::byte* Pool::find_memory(std::size_t nbytes, bool may_wait) {
   if (grow(nbytes, is_small)) return blocks_->take(nbytes, class_of(is_small));
   if (std::byte* data = blocks_->take(nbytes, class_of(!is_small))) return data;
   const bool may_give_back = may_wait || !upstream_->waits_at_release();
-  if (may_give_back && give_back_segments() > 0 && grow(nbytes, is_small))
+  if (may_give_back && give_back_segments() > 0 && grow(nbytes, is_small)) {
     return blocks_->take(nbytes, class_of(is_small));
+  }
   if (grow_to_limit(nbytes)) {
     if (std::byte* data = blocks_->take(nbytes, SegmentClass::large)) return data;
   }

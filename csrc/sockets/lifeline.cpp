@@ -1,6 +1,7 @@
 // Control messages to bytes and back.
 #include "sockets/lifeline.h"
 
+#include <fcntl.h>
 #include <poll.h>
 
 #include <cstring>
@@ -39,7 +40,7 @@ bool Lifeline::has_hung_up() const {
 
 void Lifeline::send(ControlKind kind, std::uint64_t value, const std::string& text, int fd) {
   if (!socket_) return;
-  outgoing_.push_back({pack_control(kind, value, text), fd});
+  outgoing_.push_back({pack_control(kind, value, text), Fd(fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0))});
   flush();
 }
 
@@ -47,7 +48,7 @@ bool Lifeline::flush() {
   while (socket_ && !outgoing_.empty()) {
     SocketStatus status = SocketStatus::closed;
     try {
-      status = send_message(socket_, outgoing_.front().bytes, outgoing_.front().fd);
+      status = send_message(socket_, outgoing_.front().bytes, outgoing_.front().fd.get());
     } catch (const Error&) {
       // A link whose control messages cannot be sent is no link: it ends as if the peer had gone.
       outgoing_.clear();

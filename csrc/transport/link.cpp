@@ -44,11 +44,19 @@ bool Link::poll() {
 
 bool Link::push() {
   try {
+    end_lent();
     return !gone_ && sender_.pump(counters_, [this] { lifeline_.wake_peer(); });
   } catch (const Error& error) {
     break_off(error);
     return false;
   }
+}
+
+// A refusal is on the socket before the message is taken from the ring: it is read before the message ends well.
+void Link::end_lent() {
+  if (!sender_.lent_is_taken()) return;
+  poll_socket();
+  sender_.end_lent();
 }
 
 void Link::poll_socket() {
@@ -171,6 +179,7 @@ void Link::let_go() {
 void Link::break_off(const Error& error) {
   lifeline_.close();
   receiver_.stop();
+  receiver_.sources().clear();
   mark_gone(ErrorKind::peer_lost, error.what());
   has_announced_end_ = true;
   events_.on_gone(*this);
@@ -188,6 +197,7 @@ void Link::end_when_drained() {
   while (receiver_.pump(counters_, [] {})) {
   }
   if (!receiver_.is_drained() && !receiver_.is_blocked()) return;
+  if (receiver_.is_drained()) receiver_.sources().clear();
   has_announced_end_ = true;
   events_.on_gone(*this);
 }

@@ -36,7 +36,7 @@ class Link {
   void offer_slots();
   // Nothing enqueued on the device is left to be done.
   bool is_idle() const { return sender_.is_idle() && receiver_.is_idle(); }
-  bool has_lent_nothing() const { return sender_.has_lent_nothing(); }
+  bool has_lent_nothing() const { return !sender_.is_lending(); }
   // The peer is gone, and nothing waits for it any more; but what its device still reads is not written over.
   void let_go();
   // Streams of neither rank use what would end with this link, which this rank has left. Without the lock.
@@ -61,6 +61,7 @@ class Link {
   int peer() const { return peer_; }
 
  private:
+  void end_lent();
   void handle(Control& control);
   void offer_ring();
   void ask_for_channel();

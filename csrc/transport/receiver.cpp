@@ -20,7 +20,7 @@ Block allocate_now(const std::shared_ptr<Pool>& pool, std::size_t nbytes) {
   Block block = try_allocate_block(pool, nbytes);
   if (block) return block;
   throw Error(ErrorKind::pool_exhausted, "expected " + std::to_string(nbytes) +
-                                             " bytes of the device's pool; got none that streams do not still use; "
+                                             " bytes of a pool; got none that streams do not still use; "
                                              "keep fewer messages live");
 }
 
@@ -57,7 +57,9 @@ std::size_t Receiver::take_record(const RingReader::Record& record) {
   if (!is_in_part_) header = read_header(bytes);
   const bool at_source = (is_in_part_ ? header_ : header).at_source;
   const auto chunk = bytes.subspan(is_in_part_ ? 0 : header.nbytes());
-  if (at_source && !sources_.has(SourceReader::read_note(chunk, is_in_part_ ? wire_left_ : header.wire_nbytes))) {
+  SourceNote note;
+  if (at_source) note = SourceReader::read_note(chunk, is_in_part_ ? wire_left_ : header.wire_nbytes);
+  if (at_source && !sources_.has(note)) {
     awaits_segment_ = true;
     return 0;
   }
@@ -65,8 +67,12 @@ std::size_t Receiver::take_record(const RingReader::Record& record) {
   if (message_->started_ns == 0) message_->started_ns = record.info.sent_ns;
   const std::uint64_t left_before = wire_left_;
   message_->wire += bytes.size();
-  at_source ? take_source(chunk) : take_chunk(chunk.data(), chunk.size());
-  return at_source ? static_cast<std::size_t>(left_before - wire_left_) : bytes.size();
+  if (!at_source) {
+    take_chunk(chunk.data(), chunk.size());
+    return bytes.size();
+  }
+  take_source(note);
+  return static_cast<std::size_t>(left_before - wire_left_);
 }
 
 bool Receiver::is_drained() {
@@ -206,8 +212,7 @@ void Receiver::take_chunk(const std::byte* data, std::size_t nbytes) {
   position_ = is_raw ? position_ + nbytes : static_cast<std::uint64_t>(end);
 }
 
-void Receiver::take_source(std::span<const std::byte> record) {
-  const SourceNote note = SourceReader::read_note(record, wire_left_);
+void Receiver::take_source(const SourceNote& note) {
   const std::byte* data = sources_.find(note);
   if (target_ != nullptr && !message_->is_dropped) {
     std::memcpy(target_ + position_, data, note.nbytes);

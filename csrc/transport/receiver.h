@@ -71,7 +71,7 @@ class Receiver {
   bool prepare_target();
   void take_chunk(const std::byte* data, std::size_t nbytes);
   void take_slot(const std::byte* note, std::size_t nbytes);
-  void take_source(std::span<const std::byte> note);
+  void take_source(const SourceNote& note);
   // Bytes of the tensor that the record stands for; 0 while the receiver cannot take it.
   std::size_t take_record(const RingReader::Record& record);
   // Keeps what has come for a target that must not be written any more.

@@ -79,12 +79,13 @@ bool Sender::waits_for_lent() {
          std::any_of(parts.begin(), parts.end(), [this](const SendPart& part) { return goes_at_source(part); });
 }
 
-// Once the peer has taken it; until then the peer is to ring for it.
+bool Sender::lent_is_taken() {
+  const auto is_taken = [this] { return lent_ && lent_->end <= ring_->taken(); };
+  if (lent_ && !is_taken()) ring_->want_ring(lent_->end);
+  return is_taken();
+}
+
 void Sender::end_lent() {
-  if (!lent_) return;
-  const auto is_taken = [this] { return lent_->end <= ring_->taken(); };
-  if (!is_taken()) ring_->want_ring(lent_->end);
-  if (!is_taken()) return;
   const Lent lent = *std::exchange(lent_, std::nullopt);
   end_transfer(lent.transfer, lent.seq, lent.waits_for_receive);
 }
@@ -101,7 +102,6 @@ void Sender::end_transfer(const TransferPtr& transfer, std::uint64_t seq, bool w
 bool Sender::pump(LinkCounters& counters, const std::function<void()>& wake_reader) {
   std::size_t written_nbytes = 0;
   due_ns_ = INT64_MAX;
-  end_lent();
   if (ring_ && has_process_limit()) count_in_flight();
   while (!queue_.empty() && ring_ && !wants_slots() && written_nbytes < kNbytesPerPump) {
     if (is_at_limit()) break;
@@ -118,7 +118,7 @@ bool Sender::pump(LinkCounters& counters, const std::function<void()>& wake_read
     written_nbytes += nbytes;
     if (part_index_ == transfer->to_send.size()) end_message(counters);
   }
-  end_lent();
+  lent_is_taken();
   return written_nbytes > 0;
 }
 
@@ -171,7 +171,11 @@ std::size_t Sender::write_record(TransferState& transfer) {
     is_part_begun_ = true;
     transfer.payload += header.payload_nbytes;
   }
-  in_slots ? put_chunk(transfer, out + header_nbytes, nbytes) : write_chunk(part, out + header_nbytes, nbytes);
+  if (in_slots) {
+    put_chunk(transfer, out + header_nbytes, nbytes);
+  } else {
+    write_chunk(part, out + header_nbytes, nbytes);
+  }
   RecordInfo info = stamp(header_nbytes + nbytes);
   info.nbytes = static_cast<std::uint32_t>(record_nbytes);
   if (transfer.clock.started_ns == 0) transfer.clock.started_ns = info.sent_ns;

@@ -53,8 +53,12 @@ class Sender {
   std::string describe_device() const;
   // Nothing enqueued on the device is left to be done.
   bool is_idle() const { return !slots_ || slots_->is_idle(); }
-  // The peer reads no tensor of this rank where it lies.
-  bool has_lent_nothing() const { return !lent_ && source_nbytes_ == 0; }
+  // The peer may read a tensor of this rank where it lies.
+  bool is_lending() const { return lent_ || source_nbytes_ > 0; }
+  // It has been taken; until then the peer is to ring for it.
+  bool lent_is_taken();
+  // Ends the message of a tensor that has been taken. What the peer has said of it before must have been read.
+  void end_lent();
   // Lets the peer unmap what has gone back to the system.
   void tell_gone_sources() {
     if (sources_) sources_->tell_gone();
@@ -98,7 +102,6 @@ class Sender {
   bool goes_at_source(const SendPart& part);
   SourceNote source_note(const SendPart& part) const;
   bool waits_for_lent();
-  void end_lent();
   void end_transfer(const TransferPtr& transfer, std::uint64_t seq, bool waits_for_receive);
   MessageHeader make_header(const TransferState& transfer) const;
   std::size_t chunk_nbytes(const SendPart& part) const;
@@ -141,9 +144,9 @@ class Sender {
 
 template <typename Predicate>
 void Sender::fail_if(Predicate&& predicate, const Error& error, bool forget) {
-  end_lent();  // the peer may have taken it before it went
+  if (lent_is_taken()) end_lent();  // the peer may have taken it before it went
   // A peer that still reads must not take what is written there next for the message.
-  if (forget && !has_lent_nothing()) ring_->revoke();
+  if (forget && is_lending()) ring_->revoke();
   std::deque<TransferPtr> kept;
   for (std::size_t i = 0; i < queue_.size(); ++i) {
     const TransferPtr& transfer = queue_[i];

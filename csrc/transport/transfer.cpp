@@ -30,7 +30,7 @@ void TransferState::finish() {
 
 void TransferState::fail(const Error& error) {
   if (has_ended()) return;
-  complaint = error;
+  if (!complaint) complaint = error;  // a receiver that refused it and left then has refused it
   finish();
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "memory/segment.h"
+#include "wire/damage.h"
 
 namespace pipecomm {
 namespace {
@@ -16,11 +17,6 @@ namespace {
 constexpr std::size_t kSlotAlign = 256;
 
 std::uint64_t end_of(std::uint64_t start, std::size_t nbytes) { return start + round_up(nbytes, kSlotAlign); }
-
-[[noreturn]] void refuse(const std::string& expected, std::uint64_t got) {
-  throw Error(ErrorKind::transport,
-              "expected " + expected + "; got " + std::to_string(got) + ": the peer's process is damaged");
-}
 
 }  // namespace
 
@@ -55,7 +51,7 @@ void SlotEnd::let_go(Counter& awaited) {
 
 bool SlotWriter::has_room(std::size_t nbytes) const {
   const std::uint64_t promised = counters_.promised.load();
-  if (promised > end_) refuse("promises for at most " + std::to_string(end_) + " bytes of slots", promised);
+  if (promised > end_) refuse_damaged("promises for at most " + std::to_string(end_) + " bytes of slots", promised);
   return end_of(place(nbytes), nbytes) - promised <= memory_.nbytes;
 }
 
@@ -72,7 +68,7 @@ std::uint64_t SlotWriter::put(std::size_t nbytes, const Fill& fill) {
 
 void SlotReader::take(std::size_t nbytes, std::uint64_t end, const Drain& drain) {
   const std::uint64_t start = place(nbytes);
-  if (end != end_of(start, nbytes)) refuse("a slot that ends at " + std::to_string(end_of(start, nbytes)), end);
+  if (end != end_of(start, nbytes)) refuse_damaged("a slot that ends at " + std::to_string(end_of(start, nbytes)), end);
   end_ = end;
   stream_->wait_value(counters_.written, end_);
   if (drain) drain(*stream_, memory_.data + start % memory_.nbytes);

@@ -9,17 +9,9 @@
 
 #include "base/error.h"
 #include "memory/segment_directory.h"
+#include "wire/damage.h"
 
 namespace pipecomm {
-namespace {
-
-[[noreturn]] void refuse(const std::string& expected, std::uint64_t got) {
-  throw Error(ErrorKind::transport,
-              "expected " + expected + "; got " + std::to_string(got) + ": the peer's process is damaged");
-}
-
-}  // namespace
-
 bool SourceWriter::offer(const std::byte* data, std::size_t nbytes) {
   while (nbytes > 0) {
     const auto place = SegmentDirectory::instance().find(data);
@@ -40,8 +32,10 @@ bool SourceWriter::offer_segment(std::uint64_t segment_id, int fd) {
 }
 
 SourceNote SourceWriter::note(const std::byte* data, std::size_t nbytes) {
-  const SegmentPlace place = SegmentDirectory::instance().find(data).value();
-  return {place.id, place.offset, std::min({nbytes, place.nbytes, kSourceChunkNbytes})};
+  const auto place = SegmentDirectory::instance().find(data);
+  if (!place)
+    throw Error(ErrorKind::transport, "expected memory of a pool under a lent tensor; got none: freed twice?");
+  return {place->id, place->offset, std::min({nbytes, place->nbytes, kSourceChunkNbytes})};
 }
 
 void SourceWriter::tell_gone() {
@@ -57,29 +51,29 @@ void SourceWriter::tell_gone() {
 }
 
 void SourceReader::add(std::uint64_t segment_id, int fd) {
-  if (fd < 0) refuse("a descriptor with an offered segment", segment_id);
+  if (fd < 0) refuse_damaged("a descriptor with an offered segment", segment_id);
   Segment segment = Segment::adopt_to_read(fd);
-  if (segments_.contains(segment_id)) refuse("a segment not offered before", segment_id);
-  if (segments_.size() >= kMaxSourceSegments) refuse("at most 256 segments of a peer", segments_.size() + 1);
+  if (segments_.contains(segment_id)) refuse_damaged("a segment not offered before", segment_id);
+  if (segments_.size() >= kMaxSourceSegments) refuse_damaged("at most 256 segments of a peer", segments_.size() + 1);
   segments_.emplace(segment_id, std::move(segment));
 }
 
 SourceNote SourceReader::read_note(std::span<const std::byte> record, std::uint64_t most) {
   SourceNote note;
-  if (record.size() != sizeof(note)) refuse("a record of 24 bytes that tells of a segment", record.size());
+  if (record.size() != sizeof(note)) refuse_damaged("a record of 24 bytes that tells of a segment", record.size());
   std::memcpy(&note, record.data(), sizeof(note));
   if (note.nbytes == 0 || note.nbytes > std::min<std::uint64_t>(most, kSourceChunkNbytes)) {
-    refuse("a record that tells of bytes of its tensor, at most 1 MiB", note.nbytes);
+    refuse_damaged("a record that tells of bytes of its tensor, at most 1 MiB", note.nbytes);
   }
   return note;
 }
 
 const std::byte* SourceReader::find(const SourceNote& note) const {
   const auto item = segments_.find(note.segment_id);
-  if (item == segments_.end()) refuse("a segment that was offered", note.segment_id);
+  if (item == segments_.end()) refuse_damaged("a segment that was offered", note.segment_id);
   const Segment& segment = item->second;
   if (note.offset > segment.nbytes() || note.nbytes > segment.nbytes() - note.offset) {
-    refuse("bytes inside a segment of " + std::to_string(segment.nbytes()), note.offset);
+    refuse_damaged("bytes inside a segment of " + std::to_string(segment.nbytes()), note.offset);
   }
   return segment.data() + note.offset;
 }

@@ -59,6 +59,7 @@ class PC_API SourceReader {
   // Takes over the descriptor; throws a transport error for one that cannot be read safely.
   void add(std::uint64_t segment_id, int fd);
   void remove(std::uint64_t segment_id) { segments_.erase(segment_id); }
+  void clear() { segments_.clear(); }
   // The note in a record; throws a transport error where it is none, or tells of no bytes or of more than `most`.
   static SourceNote read_note(std::span<const std::byte> record, std::uint64_t most);
   // False until its descriptor has come.
