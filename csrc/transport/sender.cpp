@@ -35,7 +35,8 @@ void Sender::count_in_flight() {
   std::erase_if(message_ends_, [&](std::uint64_t end) { return end <= ring_->taken(); });
   const std::size_t in_ring = static_cast<std::size_t>(ring_->published() - ring_->taken());
   const std::size_t in_slots = slots_ ? slots_->in_flight_nbytes() : 0;
-  count_in_flight({message_ends_.size(), in_ring + in_slots + source_nbytes_ + (lent_ ? lent_->nbytes : 0)});
+  const std::size_t lent = lender_ ? lender_->in_flight_nbytes() : 0;
+  count_in_flight({message_ends_.size(), in_ring + in_slots + lent});
 }
 
 void Sender::count_in_flight(InFlight now) {
@@ -61,7 +62,7 @@ bool Sender::is_at_limit() {
     due_ns_ = now_ns() + kLimitPeriodNs;
     return true;
   }
-  if (waits_for_lent()) return true;
+  if (lender_ && lender_->must_wait(*queue_.front())) return true;
   if (limits_.max_messages == 0) return false;
   const auto is_full = [&] {
     std::erase_if(message_ends_, [&](std::uint64_t end) { return end <= ring_->taken(); });
@@ -72,21 +73,8 @@ bool Sender::is_at_limit() {
   return is_full();
 }
 
-// Each is larger than what may be in flight, so that there is one at a time.
-bool Sender::waits_for_lent() {
-  const auto& parts = queue_.front()->to_send;
-  return lent_ &&
-         std::any_of(parts.begin(), parts.end(), [this](const SendPart& part) { return goes_at_source(part); });
-}
-
-bool Sender::lent_is_taken() {
-  const auto is_taken = [this] { return lent_ && lent_->end <= ring_->taken(); };
-  if (lent_ && !is_taken()) ring_->want_ring(lent_->end);
-  return is_taken();
-}
-
 void Sender::end_lent() {
-  const Lent lent = *std::exchange(lent_, std::nullopt);
+  const Lender::Lent lent = lender_->take_back();
   end_transfer(lent.transfer, lent.seq, lent.waits_for_receive);
 }
 
@@ -135,14 +123,8 @@ void Sender::end_message(LinkCounters& counters) {
   if (limits_.max_messages > 0 || has_process_limit()) message_ends_.push_back(ring_->published());
   if (has_process_limit()) count_in_flight();
   const bool waits_for_receive = limits_.is_strict && !is_accepted_;
-  if (source_nbytes_ == 0) return end_transfer(transfer, first_seq_, waits_for_receive);
-  lent_ = {ring_->published(), std::exchange(source_nbytes_, 0), first_seq_, waits_for_receive, transfer};
-}
-
-bool Sender::goes_at_source(const SendPart& part) {
-  return sources_ && !part.absent && part.codec.id == CodecId::raw && part.tensor.device == kOnHost &&
-         part.tensor.nbytes() > limits_.max_nbytes &&
-         sources_->offer(static_cast<const std::byte*>(part.tensor.data), part.tensor.nbytes());
+  if (lender_ && lender_->keep(ring_->published(), first_seq_, waits_for_receive, transfer)) return;
+  end_transfer(transfer, first_seq_, waits_for_receive);
 }
 
 std::size_t Sender::write_record(TransferState& transfer) {
@@ -150,15 +132,15 @@ std::size_t Sender::write_record(TransferState& transfer) {
   MessageHeader header;
   std::size_t header_nbytes = 0;
   if (!is_part_begun_) {
-    is_at_source_ = !lent_ && goes_at_source(part);
+    is_lent_ = lender_ && !lender_->lent() && lender_->lends(part);
     header = make_header(transfer);
     header_nbytes = header.nbytes();
   }
   const std::size_t nbytes = chunk_nbytes(part);
   const bool in_slots = is_in_slots(part) && nbytes > 0;
   if (in_slots && !has_slot_room(nbytes)) return 0;
-  const std::size_t note_nbytes = is_at_source_ ? sizeof(SourceNote) : kSlotNoteNbytes;
-  const std::size_t record_nbytes = header_nbytes + (in_slots || is_at_source_ ? note_nbytes : nbytes);
+  const std::size_t note_nbytes = is_lent_ ? sizeof(SourceNote) : kSlotNoteNbytes;
+  const std::size_t record_nbytes = header_nbytes + (in_slots || is_lent_ ? note_nbytes : nbytes);
   std::byte* out = ring_->reserve(record_nbytes);
   if (out == nullptr) return 0;
   if (!is_part_begun_) {
@@ -270,7 +252,7 @@ MessageHeader Sender::make_header(const TransferState& transfer) const {
   header.requires_grad = part.requires_grad;
   header.absent = part.absent;
   header.in_slots = is_in_slots(part);
-  header.at_source = is_at_source_;
+  header.at_source = is_lent_;
   header.part_index = static_cast<std::uint16_t>(part_index_);
   header.num_parts = static_cast<std::uint16_t>(transfer.to_send.size());
   header.seq = next_seq_;
@@ -288,7 +270,7 @@ std::size_t Sender::chunk_nbytes(const SendPart& part) const {
   const bool in_slots = is_in_slots(part);
   if (part.codec.id == CodecId::raw) {
     const std::size_t left = part.tensor.nbytes() - position_;
-    if (is_at_source_ && left > 0) return source_note(part).nbytes;
+    if (is_lent_ && left > 0) return Lender::note(part, position_).nbytes;
     return std::min<std::size_t>(in_slots ? kDeviceChunkNbytes : kRawChunkNbytes, left);
   }
   const Grid grid = grid_of(part.tensor.shape);
@@ -298,18 +280,13 @@ std::size_t Sender::chunk_nbytes(const SendPart& part) const {
   return wire_nbytes(part.codec, grid, begin, groups_that_fit(part.codec, grid, begin, most));
 }
 
-SourceNote Sender::source_note(const SendPart& part) const {
-  return SourceWriter::note(static_cast<const std::byte*>(part.tensor.data) + position_,
-                            part.tensor.nbytes() - position_);
-}
-
 void Sender::write_chunk(const SendPart& part, std::byte* out, std::size_t nbytes) {
   if (nbytes == 0) return;
-  if (is_at_source_) {
-    const SourceNote note = source_note(part);
+  if (is_lent_) {
+    const SourceNote note = Lender::note(part, position_);
     std::memcpy(out, &note, sizeof(note));
     position_ += nbytes;
-    source_nbytes_ += nbytes;
+    lender_->add(note);
     return;
   }
   if (part.codec.id == CodecId::raw) {
@@ -337,7 +314,7 @@ RecordInfo Sender::stamp(std::size_t nbytes) {
 
 std::string Sender::describe() const {
   std::string text;
-  if (lent_) text += describe_pending(*lent_->transfer);
+  if (lender_ && lender_->lent()) text += describe_pending(*lender_->lent()->transfer);
   for (const auto& item : not_accepted_) text += describe_pending(*item.second);
   for (const TransferPtr& transfer : queue_) text += describe_pending(*transfer);
   return text;
@@ -351,14 +328,14 @@ void Sender::withdraw(const TransferPtr& transfer) {
 
 void Sender::accept(std::uint64_t seq) {
   if (has_begun() && first_seq_ == seq) is_accepted_ = true;
-  if (lent_ && lent_->seq == seq) lent_->waits_for_receive = false;
+  if (Lender::Lent* lent = find_lent(seq)) lent->waits_for_receive = false;
   if (const auto item = not_accepted_.extract(seq)) item.mapped()->finish();
 }
 
 bool Sender::complain(std::uint64_t seq, const Error& error) {
-  if (lent_ && lent_->seq == seq) {
-    lent_->transfer->complaint = error;
-    lent_->waits_for_receive = false;
+  if (Lender::Lent* lent = find_lent(seq)) {
+    lent->transfer->complaint = error;
+    lent->waits_for_receive = false;
     return true;
   }
   if (const auto item = not_accepted_.extract(seq)) {

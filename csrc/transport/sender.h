@@ -7,11 +7,11 @@
 #include <optional>
 
 #include "transport/device_side.h"
+#include "transport/lender.h"
 #include "transport/transfer.h"
 #include "wire/header.h"
 #include "wire/ring.h"
 #include "wire/slots.h"
-#include "wire/source.h"
 
 namespace pipecomm {
 
@@ -22,7 +22,7 @@ class Sender {
   Sender(LinkEmulation emulation, const FlowLimits& limits, const DevicePlace& place, bool shares_memory,
          SourceWriter::Tell tell_source)
       : emulation_(emulation), limits_(limits), place_(place), stages_(!shares_memory) {
-    if (shares_memory && !emulation.is_on()) sources_.emplace(std::move(tell_source));
+    if (shares_memory && !emulation.is_on()) lender_.emplace(limits.max_nbytes, std::move(tell_source));
   }
 
   Sender(const Sender&) = delete;
@@ -54,14 +54,14 @@ class Sender {
   // Nothing enqueued on the device is left to be done.
   bool is_idle() const { return !slots_ || slots_->is_idle(); }
   // The peer may read a tensor of this rank where it lies.
-  bool is_lending() const { return lent_ || source_nbytes_ > 0; }
+  bool is_lending() const { return lender_ && lender_->is_lending(); }
   // It has been taken; until then the peer is to ring for it.
-  bool lent_is_taken();
+  bool lent_is_taken() { return lender_ && ring_ && lender_->is_taken(*ring_); }
   // Ends the message of a tensor that has been taken. What the peer has said of it before must have been read.
   void end_lent();
   // Lets the peer unmap what has gone back to the system.
   void tell_gone_sources() {
-    if (sources_) sources_->tell_gone();
+    if (lender_) lender_->tell_gone();
   }
   std::int64_t due_ns() const { return due_ns_; }
   // The pending messages, a line each.
@@ -80,15 +80,6 @@ class Sender {
   bool complain(std::uint64_t seq, const Error& error);
 
  private:
-  // A message that the peer reads at its source until it has taken the records up to `end`.
-  struct Lent {
-    std::uint64_t end;
-    std::size_t nbytes;
-    std::uint64_t seq;
-    bool waits_for_receive;  // only in strict mode
-    TransferPtr transfer;
-  };
-
   // Bytes of the record; 0 when there is no credit.
   std::size_t write_record(TransferState& transfer);
   bool has_slot_room(std::size_t nbytes);
@@ -98,10 +89,7 @@ class Sender {
   bool stage_ahead();
   bool stage(TransferState& transfer);
   bool is_in_slots(const SendPart& part) const { return part.tensor.device != kOnHost && !part.absent; }
-  // The peer can read the tensor where it lies, and is to.
-  bool goes_at_source(const SendPart& part);
-  SourceNote source_note(const SendPart& part) const;
-  bool waits_for_lent();
+  Lender::Lent* find_lent(std::uint64_t seq) { return lender_ ? lender_->find(seq) : nullptr; }
   void end_transfer(const TransferPtr& transfer, std::uint64_t seq, bool waits_for_receive);
   MessageHeader make_header(const TransferState& transfer) const;
   std::size_t chunk_nbytes(const SendPart& part) const;
@@ -121,10 +109,9 @@ class Sender {
   const DevicePlace& place_;
   bool stages_;
   std::deque<TransferPtr> queue_;
-  std::deque<std::uint64_t> message_ends_;  // in the ring, of messages not yet taken; only with a limit
-  InFlight counted_;                        // in the process's total; only with a limit on that
-  std::optional<Lent> lent_;
-  std::optional<SourceWriter> sources_;
+  std::deque<std::uint64_t> message_ends_;             // in the ring, of messages not yet taken; only with a limit
+  InFlight counted_;                                   // in the process's total; only with a limit on that
+  std::optional<Lender> lender_;                       // only where the peer can map this rank's memory
   std::map<std::uint64_t, TransferPtr> not_accepted_;  // written, by number; only in strict mode
   std::optional<RingWriter> ring_;
   std::optional<SlotWriter> slots_;  // after ring_, whose counters it uses
@@ -133,9 +120,8 @@ class Sender {
   // Where the first message of the queue stands.
   std::size_t part_index_ = 0;
   bool is_part_begun_ = false;
-  bool is_at_source_ = false;      // of the part
-  std::size_t source_nbytes_ = 0;  // of the message, at their source
-  std::uint64_t position_ = 0;     // bytes (raw) or groups (quantized) of the part already written
+  bool is_lent_ = false;        // the part
+  std::uint64_t position_ = 0;  // bytes (raw) or groups (quantized) of the part already written
   std::uint64_t first_seq_ = 0;
   bool is_accepted_ = false;
   std::uint64_t next_seq_ = 0;
@@ -164,9 +150,9 @@ void Sender::fail_if(Predicate&& predicate, const Error& error, bool forget) {
     }
   }
   queue_ = std::move(kept);
-  if (lent_ && predicate(*lent_->transfer)) {
-    lent_->transfer->fail(error);
-    if (forget) std::exchange(lent_, std::nullopt)->transfer->release();
+  if (lender_ && lender_->lent() && predicate(*lender_->lent()->transfer)) {
+    lender_->lent()->transfer->fail(error);
+    if (forget) lender_->take_back().transfer->release();
   }
   std::erase_if(not_accepted_, [&](const auto& item) {
     if (!predicate(*item.second)) return false;
