@@ -39,6 +39,8 @@ def _child(
     args: Any,
 ) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    # A shell's background job ignores it, and so does what it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # The server's environment is that of its first use.
     os.environ.clear()
     os.environ.update(env)

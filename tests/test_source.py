@@ -101,7 +101,8 @@ def _lose_the_owner(rank: int, size: int, store_path: str) -> list[int]:
     store = dist.FileStore(store_path, size)
     dist.init_process_group("pipecomm", rank=rank, world_size=size, store=store)
     if rank == 0:
-        dist.send(_pooled(1.0), 1)
+        mine = _pooled(1.0)
+        dist.send(mine, 1)
         dist.recv(torch.zeros(1), 1)
         os.kill(os.getpid(), signal.SIGKILL)
     target = torch.zeros(NUM_FLOATS)
