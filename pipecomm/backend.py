@@ -76,7 +76,8 @@ class BackendOptions:
         timeout: overrides the group's timeout for sends, receives and the inner backend.
         limits: what each link takes before its sender waits. Default: from the environment.
 
-    Raises ConfigError for a codec or inner backend that is not known, or a bad number.
+    Raises ConfigError for a codec or inner backend that is not known, for "nccl" where torch has
+    none, or a bad number.
     """
 
     codec: str | Codec = field(default_factory=lambda: _codec_from_env("PIPECOMM_CODEC"))

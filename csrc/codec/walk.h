@@ -56,7 +56,7 @@ class Walk {
       const std::int64_t left = cols_ - col_;
       const int count = left < run_.group_size ? static_cast<int>(left) : run_.group_size;
       batch.in_block[g] = InBlock::none;
-      if (is_transformed(col_)) {
+      if (run_.has_transform && run_.is_transformed(col_ % run_.cols)) {
         batch.in_block[g] = col_ % kTransformWidth == 0 ? InBlock::first : InBlock::rest;
         if (batch.in_block[g] == InBlock::first && g + kTransformWidth / run_.group_size > limit) break;
       }
@@ -105,15 +105,12 @@ class Walk {
   static bool is_one_row(const RunLayout& run) {
     return run.is_dense && (!run.has_transform || run.cols % kTransformWidth == 0);
   }
-  bool is_transformed(std::int64_t col) const {
-    return run_.has_transform && col / kTransformWidth * kTransformWidth + kTransformWidth <= cols_;
-  }
 
   const RunLayout& run_;
   std::int64_t value_nbytes_;
   X* x_;
   Byte* codes_;
-  std::int64_t cols_;
+  std::int64_t cols_;  // of a row, or of all rows as one
   std::int64_t col_;
 };
 

@@ -47,8 +47,8 @@ class Lifeline {
   bool is_open() const { return static_cast<bool>(socket_); }
   // The peer has closed its end, whether or not all it said before has been read.
   bool has_hung_up() const;
-  // Queues and sends what the socket takes; the peer is woken to read it. What `fd` refers to is sent
-  // even if it is closed meanwhile.
+  // Queues and sends what the socket takes; the peer is woken to read it. What `fd` refers to is sent even
+  // if it is closed meanwhile.
   void send(ControlKind kind, std::uint64_t value, const std::string& text, int fd = -1);
   // Sends what is queued; true when nothing is left.
   bool flush();

@@ -1,4 +1,4 @@
-// How transfers of a communicator end before, or after, their time. Under the progress lock, but finish_shared().
+// How transfers of a communicator end before, or after, their time. Under the progress lock, but the last two.
 #pragma once
 
 #include <functional>
