@@ -24,7 +24,7 @@ from pipecomm.microbatch import split_step
 from pipecomm.place import announce_failure, choose_codecs, connect_stages, find_place
 from pipecomm.policy import BoundaryCodec, CodecPolicy, Codecs
 from pipecomm.remote_error import describe, with_builtin_class
-from pipecomm.schedule import Action, Schedule, build, with_communication
+from pipecomm.schedule import Action, Kind, Schedule, build, with_communication
 from pipecomm.stage import Stage, warm_up_backward
 from pipecomm.stats import Direction, StepStats
 from pipecomm.step import Step
@@ -349,6 +349,12 @@ def _plan(schedule: str | Schedule, num_stages: int, num_microbatches: int) -> S
             f"got {num_microbatches}"
         )
     schedule.check()
+    others = sorted(kind.value for kind in schedule.kinds - {Kind.F, Kind.B})
+    if others:
+        raise ConfigError(
+            f"expected a schedule of F and B; got {', '.join(others)} in {schedule.name!r}: "
+            "backwards split into I and W can be checked and simulated, not yet executed"
+        )
     if any(action.stage != rank for rank, row in enumerate(schedule.ranks) for action in row):
         raise ConfigError(f"expected stage k on rank k in {schedule!r}; got another order")
     return schedule

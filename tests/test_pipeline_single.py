@@ -96,6 +96,14 @@ def test_schedule_that_places_stages_otherwise_is_refused(rows_of_ranks: list[st
         _plan(plan, 2, 1)
 
 
+def test_schedule_with_split_backwards_is_refused_by_name_when_constructed() -> None:
+    row = [Action.parse(text) for text in ("0F0", "0I0", "0W0")]
+    plan = Schedule.from_lists("zb", [row])
+    plan.check()
+    with pytest.raises(ConfigError, match="expected a schedule of F and B; got I, W in 'zb'"):
+        Pipeline(nn.Identity(), schedule=plan)
+
+
 @pytest.mark.parametrize("divisor", [0, -1, float("nan"), float("inf")])
 def test_loss_divisor_that_cannot_divide_is_refused(divisor: float) -> None:
     with (

@@ -1,30 +1,76 @@
-"""One action of a schedule, and its text form: that of torch.distributed.pipelining."""
+"""One action of a schedule: its kind with its traits, and its text form, torch's."""
 
 from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from pipecomm.errors import ConfigError
 
-__all__ = ["Action", "Kind", "Ranks"]
+__all__ = ["RECEIVES", "SENDS", "Action", "Direction", "Kind", "Ranks"]
+
+# Activations go forward, to the stage after; their gradients backward, to the stage before.
+Direction = Literal["forward", "backward"]
 
 
 class Kind(enum.Enum):
-    """What an action does. A schedule holds F and B; the other four are derived from them."""
+    """What an action does. A schedule holds F, B, I and W; SEND and RECV are derived from them.
 
-    F = "F"
-    B = "B"
-    SEND_F = "SEND_F"
-    RECV_F = "RECV_F"
-    SEND_B = "SEND_B"
-    RECV_B = "RECV_B"
+    B is a whole backward; I (gradients of the inputs) and W (of the weights) are its two parts.
+    Everything that depends on the kind is read from its traits:
+
+    role: whether it computes (is_compute), sends (is_send) or receives.
+    direction: where its message goes; a compute kind takes one that way and makes the next. None
+        for a kind that needs nothing from other stages and makes nothing for them.
+    after: what must have run before on the same stage with the same microbatch; None: nothing.
+    change_in_live: of the activations that its stage keeps: 1 keeps one, -1 lets one go.
+    """
+
+    is_compute: bool
+    is_send: bool
+    direction: Direction | None
+    _after: str | None
+    change_in_live: int
+
+    F = ("F", "compute", "forward", None, 1)
+    B = ("B", "compute", "backward", "F", -1)
+    I = ("I", "compute", "backward", "F", 0)  # noqa: E741  (torch's letter)
+    W = ("W", "compute", None, "I", -1)
+    SEND_F = ("SEND_F", "send", "forward", None, 0)
+    RECV_F = ("RECV_F", "receive", "forward", None, 0)
+    SEND_B = ("SEND_B", "send", "backward", None, 0)
+    RECV_B = ("RECV_B", "receive", "backward", None, 0)
+
+    def __new__(
+        cls,
+        text: str,
+        role: Literal["compute", "send", "receive"],
+        direction: Direction | None,
+        after: str | None,
+        change_in_live: int,
+    ) -> Kind:
+        kind = object.__new__(cls)
+        kind._value_ = text
+        kind.is_compute = role == "compute"
+        kind.is_send = role == "send"
+        kind.direction = direction
+        kind._after = after
+        kind.change_in_live = change_in_live
+        return kind
 
     @property
-    def is_compute(self) -> bool:
-        return self is Kind.F or self is Kind.B
+    def after(self) -> Kind | None:
+        return None if self._after is None else Kind[self._after]
 
+    # enum's own hashes the name in Python; kinds are looked up for every action.
+    __hash__ = object.__hash__
+
+
+SENDS: Mapping[Direction, Kind] = {"forward": Kind.SEND_F, "backward": Kind.SEND_B}
+RECEIVES: Mapping[Direction, Kind] = {"forward": Kind.RECV_F, "backward": Kind.RECV_B}
 
 _TEXT = re.compile(r"(\d{1,9})([A-Z_]+)(\d{1,9})", re.ASCII)
 
@@ -53,9 +99,8 @@ class Action:
             )
         stage, kind, microbatch = match.groups()
         if kind not in Kind.__members__:
-            hint = "; a backward split into I and W is not offered" if kind in ("I", "W") else ""
             known = ", ".join(Kind.__members__)
-            raise ConfigError(f"expected one of the kinds {known}; got {kind!r} in {text!r}{hint}")
+            raise ConfigError(f"expected one of the kinds {known}; got {kind!r} in {text!r}")
         return cls(Kind[kind], int(stage), int(microbatch))
 
 

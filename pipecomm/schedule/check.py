@@ -8,12 +8,15 @@ before its receive is posted.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn
 
 from pipecomm.errors import ConfigError
-from pipecomm.schedule.action import Action, Kind, Ranks
-from pipecomm.schedule.lowering import add_communication, receive_for, sender_of, stage_owners
+from pipecomm.schedule.action import Action, Direction, Kind, Ranks
+from pipecomm.schedule.data import ScheduleData
+from pipecomm.schedule.lowering import message_in, message_out, with_communication
+from pipecomm.schedule.placement import Placement
 from pipecomm.schedule.walk import Stuck, Timing, Walk, walk
 
 __all__ = ["check", "check_lists", "peak_activations", "walk_or_explain"]
@@ -22,110 +25,153 @@ __all__ = ["check", "check_lists", "peak_activations", "walk_or_explain"]
 _CONTEXT = 6
 # Ranks shown; more do not help to see who waits for whom.
 _MAX_ROWS = 12
+_COMPUTE = [kind for kind in Kind if kind.is_compute]
+# Kinds that make the same message: a stage runs one of them per microbatch.
+_RIVALS = {
+    kind: [
+        other
+        for other in _COMPUTE
+        if other is not kind and kind.direction is not None and other.direction == kind.direction
+    ]
+    for kind in _COMPUTE
+}
 
 
-def check(ranks: Ranks, num_stages: int, num_microbatches: int, sends_block: bool) -> None:
-    """Raise ConfigError if the lists are not a schedule of `num_stages` x `num_microbatches`.
+def check(schedule: ScheduleData, *, sends_block: bool = False) -> None:
+    """Raise ConfigError if the lists are not what the schedule says or cannot be executed.
 
     With `sends_block` the order must work even if each send holds its rank until its receive is
     posted.
     """
-    check_lists(ranks, num_stages, num_microbatches)
-    no_time = Timing(lambda _: 0.0, lambda _: 0.0, 0.0, slots=0, sends_block=sends_block)
-    walk_or_explain(ranks, no_time)
-
-
-def check_lists(ranks: Ranks, num_stages: int, num_microbatches: int) -> None:
-    """Everything that can be seen without executing the lists. Raises ConfigError."""
-    _check_each_action(ranks, num_stages, num_microbatches)
-    _check_nothing_missing(ranks, num_stages, num_microbatches)
-    _check_message_order(ranks)
-
-
-def peak_activations(ranks: Ranks) -> dict[int, int]:
-    """Per stage, the most microbatches whose forward is done and whose backward is not."""
-    live: dict[int, int] = {}
-    peaks: dict[int, int] = {}
-    for _, _, action in _walk_lists(ranks):
-        change = 1 if action.kind is Kind.F else -1
-        live[action.stage] = live.get(action.stage, 0) + change
-        peaks[action.stage] = max(peaks.get(action.stage, 0), live[action.stage])
-    return peaks
-
-
-def walk_or_explain(ranks: Ranks, timing: Timing) -> Walk:
-    """Lower and walk compute lists; a deadlock becomes a ConfigError that shows who waits."""
-    lowered = add_communication(ranks)
-    try:
-        return walk(lowered, timing)
-    except Stuck as stuck:
-        raise _deadlock(lowered, stuck.positions, timing) from None
-
-
-def _check_each_action(ranks: Ranks, num_stages: int, num_microbatches: int) -> None:
-    owners: dict[int, int] = {}
-    seen: set[Action] = set()
-    for rank, position, action in _walk_lists(ranks):
-        refuse = _refuser(ranks, rank, position)
-        if not action.kind.is_compute:
-            refuse("F and B only (sends and receives are derived)")
-        if not 0 <= action.stage < num_stages:
-            refuse(f"stages 0 to {num_stages - 1}")
-        if not 0 <= action.microbatch < num_microbatches:
-            refuse(f"microbatches 0 to {num_microbatches - 1}")
-        if owners.setdefault(action.stage, rank) != rank:
-            refuse(f"stage {action.stage} on one rank, and rank {owners[action.stage]} has it")
-        if action in seen:
-            refuse("each action once")
-        if action.kind is Kind.B and _twin(action) not in seen:
-            refuse(f"{_twin(action)} before {action}")
-        seen.add(action)
-
-
-def _check_nothing_missing(ranks: Ranks, num_stages: int, num_microbatches: int) -> None:
-    seen = {action for actions in ranks for action in actions}
-    has_backward = any(action.kind is Kind.B for action in seen)
-    kinds = (Kind.F, Kind.B) if has_backward else (Kind.F,)
-    wanted = (
-        Action(kind, stage, microbatch)
-        for kind in kinds
-        for stage in range(num_stages)
-        for microbatch in range(num_microbatches)
+    check_lists(schedule)
+    nothing = [0.0] * schedule.num_stages
+    no_time = Timing(
+        compute_s=dict.fromkeys(_COMPUTE, nothing),
+        transfer_s={"forward": nothing, "backward": nothing},
+        latency_s=0.0,
+        slots=0,
+        sends_block=sends_block,
     )
-    num_missing = len(kinds) * num_stages * num_microbatches - len(seen)
+    walk_or_explain(schedule, no_time)
+
+
+def check_lists(schedule: ScheduleData) -> None:
+    """Everything that can be seen without executing the lists. Raises ConfigError."""
+    _check_each_action(schedule)
+    _check_nothing_missing(schedule)
+    _check_message_order(schedule.ranks, schedule.placement)
+
+
+def peak_activations(schedule: ScheduleData) -> tuple[int, ...]:
+    """Per stage, the most microbatches whose activations are kept at one time.
+
+    From the forward to the end of the backward: W, where it is split.
+    """
+    live = [0] * schedule.num_stages
+    peaks = [0] * schedule.num_stages
+    for _, _, action in _walk_lists(schedule.ranks) if schedule.has_backward else ():
+        live[action.stage] += action.kind.change_in_live
+        peaks[action.stage] = max(peaks[action.stage], live[action.stage])
+    return tuple(peaks)
+
+
+def walk_or_explain(schedule: ScheduleData, timing: Timing) -> Walk:
+    """Walk a schedule; a deadlock becomes a ConfigError that shows who waits."""
+    try:
+        return walk(schedule, timing)
+    except Stuck as stuck:
+        raise _deadlock(schedule, stuck.positions, timing) from None
+
+
+def _check_each_action(schedule: ScheduleData) -> None:
+    owners: dict[int, int] = {}
+    for rank, actions in enumerate(schedule.ranks):
+        seen: set[Action] = set()
+        for position, action in enumerate(actions):
+            expected = _wrong_size(action, schedule) or _wrong_order(action, seen)
+            if owners.setdefault(action.stage, rank) != rank:
+                expected = (
+                    f"stage {action.stage} on one rank, and rank {owners[action.stage]} has it"
+                )
+            if expected:
+                _refuser(schedule.ranks, rank, position)(expected)
+            seen.add(action)
+
+
+def _wrong_size(action: Action, schedule: ScheduleData) -> str | None:
+    if not action.kind.is_compute:
+        kinds = ", ".join(kind.value for kind in _COMPUTE)
+        return f"compute only: {kinds} (sends and receives are derived)"
+    if not 0 <= action.stage < schedule.num_stages:
+        return f"stages 0 to {schedule.num_stages - 1}"
+    if not 0 <= action.microbatch < schedule.num_microbatches:
+        return f"microbatches 0 to {schedule.num_microbatches - 1}"
+    return None
+
+
+def _wrong_order(action: Action, seen: set[Action]) -> str | None:
+    """What its own rank's list should have held up to a compute action; `seen` is what it held."""
+    if action in seen:
+        return "each action once"
+    for rival in _RIVALS[action.kind]:
+        if _same(action, rival) in seen:
+            return f"no {action} after {_same(action, rival)}"
+    after = action.kind.after
+    if after is not None and _same(action, after) not in seen:
+        return f"{_same(action, after)} before {action}"
+    return None
+
+
+def _check_nothing_missing(schedule: ScheduleData) -> None:
+    counts = Counter(action.kind.change_in_live for _, _, action in _walk_lists(schedule.ranks))
+    wanted = schedule.num_stages * schedule.num_microbatches
+    num_missing = wanted - counts[1] + (wanted - counts[-1] if schedule.has_backward else 0)
     if num_missing:
         # Not all of them: a mistyped microbatch number can make it billions.
-        missing = itertools.islice((a for a in wanted if a not in seen), _MAX_ROWS)
+        missing = itertools.islice(_missing(schedule), _MAX_ROWS)
         raise ConfigError(
-            f"expected each of {num_microbatches} microbatches once on each of {num_stages} "
-            f"stages; got {num_missing} missing: {' '.join(map(str, missing))}"
-            f"{' ...' * (num_missing > _MAX_ROWS)}"
+            f"expected each of {schedule.num_microbatches} microbatches once on each of "
+            f"{schedule.num_stages} stages; got {num_missing} missing: "
+            f"{' '.join(map(str, missing))}{' ...' * (num_missing > _MAX_ROWS)}"
         )
-    for rank, actions in enumerate(ranks):
+    for rank, actions in enumerate(schedule.ranks):
         if not actions:
             raise ConfigError(f"expected actions on every rank; got none on rank {rank}")
 
 
-def _check_message_order(ranks: Ranks) -> None:
-    """A channel keeps order, so a stage must use messages in the order they are made."""
-    owners = stage_owners(ranks)
-    made: dict[tuple[Kind, int], list[int]] = {}
+def _missing(schedule: ScheduleData) -> Iterator[Action]:
+    seen = {action for actions in schedule.ranks for action in actions}
+    for kind in (Kind.F, Kind.B) if schedule.has_backward else (Kind.F,):
+        for stage in range(schedule.num_stages):
+            for microbatch in range(schedule.num_microbatches):
+                action = Action(kind, stage, microbatch)
+                if _same(action, Kind.I) in seen and kind is Kind.B:
+                    action = _same(action, Kind.W)
+                if action not in seen:
+                    yield action
+
+
+def _check_message_order(ranks: Ranks, placement: Placement) -> None:
+    """A channel keeps order, so a rank must use its messages in the order they are made."""
+    made: dict[tuple[Direction, int, int], list[Action]] = {}
     for _, _, action in _walk_lists(ranks):
-        made.setdefault((action.kind, action.stage), []).append(action.microbatch)
-    used: dict[tuple[Kind, int], int] = {}
+        hop = message_out(action, placement)
+        if hop is not None:
+            made.setdefault(hop.channel, []).append(action)
+    used: Counter[tuple[Direction, int, int]] = Counter()
     for rank, position, action in _walk_lists(ranks):
-        receive = receive_for(action, owners)
-        if receive is None:
+        hop = message_in(action, placement)
+        if hop is None:
             continue
-        channel = (action.kind, action.stage)
-        index = used[channel] = used.get(channel, -1) + 1
-        sender = sender_of(receive)
-        sent = made[action.kind, sender][index]
-        if sent != action.microbatch:
-            refuse = _refuser(ranks, rank, position)
-            refuse(
-                f"microbatch {sent}, as stage {sender} (rank {owners[sender]}) sends it as "
-                f"message {index} to stage {action.stage}"
+        index = used[hop.channel]
+        used[hop.channel] += 1
+        sent = made[hop.channel][index]
+        if (sent.stage, sent.microbatch) != (hop.source, action.microbatch):
+            sent_hop = message_out(sent, placement)
+            assert sent_hop is not None
+            _refuser(ranks, rank, position)(
+                f"microbatch {sent.microbatch}, as stage {sent.stage} (rank {hop.sender}) sends "
+                f"it as message {index} to stage {sent_hop.target}"
             )
 
 
@@ -135,8 +181,9 @@ def _walk_lists(ranks: Ranks) -> Iterator[tuple[int, int, Action]]:
             yield rank, position, action
 
 
-def _twin(action: Action) -> Action:
-    return Action(Kind.F, action.stage, action.microbatch)
+def _same(action: Action, kind: Kind) -> Action:
+    """The action of another kind on the same stage with the same microbatch."""
+    return Action(kind, action.stage, action.microbatch)
 
 
 def _refuser(ranks: Ranks, rank: int, position: int) -> Callable[[str], NoReturn]:
@@ -149,11 +196,11 @@ def _refuser(ranks: Ranks, rank: int, position: int) -> Callable[[str], NoReturn
     return refuse
 
 
-def _deadlock(lowered: Ranks, positions: Mapping[int, int], timing: Timing) -> ConfigError:
-    owners = stage_owners(lowered)
+def _deadlock(schedule: ScheduleData, positions: Mapping[int, int], timing: Timing) -> ConfigError:
+    lowered = with_communication(schedule)
     stuck = {rank: lowered[rank][position] for rank, position in positions.items()}
     waits = [
-        f"  rank {rank} at {action}, {_awaited(action, owners)}"
+        f"  rank {rank} at {action}, {_awaited(action, schedule.placement)}"
         for rank, action in itertools.islice(stuck.items(), _MAX_ROWS)
     ]
     return ConfigError(
@@ -164,14 +211,15 @@ def _deadlock(lowered: Ranks, positions: Mapping[int, int], timing: Timing) -> C
     )
 
 
-def _awaited(action: Action, owners: Mapping[int, int]) -> str:
-    if action.kind in (Kind.SEND_F, Kind.SEND_B):
-        target = action.stage + (1 if action.kind is Kind.SEND_F else -1)
-        return f"whose receive rank {owners[target]} has not posted"
-    receive = receive_for(action, owners)
-    if receive is None:
+def _awaited(action: Action, placement: Placement) -> str:
+    if action.kind.is_send:
+        hop = message_out(action, placement)
+        assert hop is not None
+        return f"whose receive rank {hop.receiver} has not posted"
+    hop = message_in(action, placement)
+    if hop is None:
         return "whose input its own rank makes later"
-    return f"whose input rank {owners[sender_of(receive)]} has not sent"
+    return f"whose input rank {hop.sender} has not sent"
 
 
 def _grid(ranks: Ranks, marked: Mapping[int, int]) -> str:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from pipecomm.schedule.action import Action, Ranks
+from pipecomm.schedule.action import Action, Kind
+from pipecomm.schedule.data import ScheduleData
 from pipecomm.schedule.simulate import Costs, simulate
 
 __all__ = ["draw"]
 
 
-def draw(ranks: Ranks, num_stages: int, num_microbatches: int) -> str:
-    """The grid when F and B take one slot each and transfers take none.
+def draw(schedule: ScheduleData) -> str:
+    """The grid when each compute action takes one slot and transfers take none.
 
-    A cell is `F3` where a rank has one stage, `0F3` where it has several, `.` where it idles.
+    Where backwards are split, a whole one (B) takes the two slots of its parts I and W. A cell is
+    `F3` where a rank has one stage, `0F3` where it has several, `.` where it idles.
     """
-    result = simulate(ranks, num_stages, num_microbatches, Costs())
-    has_one_stage = len(ranks) == num_stages
-    grid = [["."] * round(result.step_s) for _ in ranks]
+    is_split = Kind.I in schedule.kinds
+    result = simulate(schedule, Costs(backward_s=2.0 if is_split else 1.0))
+    has_one_stage = len(schedule.ranks) == schedule.num_stages
+    grid = [["."] * round(result.step_s) for _ in schedule.ranks]
     for event in result.events:
         if event.action.kind.is_compute:
-            grid[event.rank][round(event.start_s)] = _cell(event.action, has_one_stage)
+            for slot in range(round(event.start_s), round(event.end_s)):
+                grid[event.rank][slot] = _cell(event.action, has_one_stage)
     header = ["slot", *map(str, range(round(result.step_s)))]
     rows = [header, *([f"rank {rank}", *cells] for rank, cells in enumerate(grid))]
     return "\n".join(_align(row, rows) for row in rows)

@@ -1,7 +1,7 @@
 """Adds communication to compute actions: which receives to post before, which sends after each one.
 
 What the actions of a lowered list mean, for everyone who runs one:
-  F, B            compute; wait for their own receive first, if they have one
+  F, B, I, W      compute; wait for their own receive first, if they have one
   RECV_F, RECV_B  post the receive and go on
   SEND_F, SEND_B  post the send and go on
 """
@@ -9,76 +9,66 @@ What the actions of a lowered list mean, for everyone who runs one:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from pipecomm.schedule.action import Action, Kind, Ranks
+from pipecomm.schedule.action import RECEIVES, SENDS, Action, Direction, Ranks
+from pipecomm.schedule.data import ScheduleData
+from pipecomm.schedule.placement import Hop, Placement
 
-__all__ = ["add_communication", "receive_for", "send_after", "sender_of", "stage_owners"]
-
-
-def stage_owners(ranks: Ranks) -> dict[int, int]:
-    """The rank that holds each stage."""
-    return {action.stage: rank for rank, actions in enumerate(ranks) for action in actions}
+__all__ = ["message_in", "message_out", "with_communication"]
 
 
-def receive_for(action: Action, owners: Mapping[int, int]) -> Action | None:
-    """The receive a compute action waits for; None if its input is made on its own rank."""
-    is_forward = action.kind is Kind.F
-    source = action.stage - 1 if is_forward else action.stage + 1
-    if owners.get(source, owners[action.stage]) == owners[action.stage]:
-        return None
-    return Action(Kind.RECV_F if is_forward else Kind.RECV_B, action.stage, action.microbatch)
+def message_in(action: Action, placement: Placement) -> Hop | None:
+    """The way of the message that a compute action waits for; None if it takes none."""
+    direction = action.kind.direction
+    hop = None if direction is None else placement.hop_to(action.stage, direction)
+    return hop if hop is not None and hop.is_message else None
 
 
-def send_after(action: Action, owners: Mapping[int, int]) -> Action | None:
-    """The send that follows a compute action; None if its result stays on its own rank."""
-    is_forward = action.kind is Kind.F
-    target = action.stage + 1 if is_forward else action.stage - 1
-    if owners.get(target, owners[action.stage]) == owners[action.stage]:
-        return None
-    return Action(Kind.SEND_F if is_forward else Kind.SEND_B, action.stage, action.microbatch)
+def message_out(action: Action, placement: Placement) -> Hop | None:
+    """The way of the message that a compute action makes; None if nothing leaves its rank."""
+    direction = action.kind.direction
+    hop = None if direction is None else placement.hop_from(action.stage, direction)
+    return hop if hop is not None and hop.is_message else None
 
 
-def sender_of(receive: Action) -> int:
-    """The stage whose send a receive takes."""
-    return receive.stage - 1 if receive.kind is Kind.RECV_F else receive.stage + 1
+def with_communication(schedule: ScheduleData) -> Ranks:
+    """Per rank, the actions to execute: the schedule's with their sends and receives put in.
 
-
-def add_communication(ranks: Ranks) -> Ranks:
-    """Per rank, the compute actions with their sends and receives, in the order to execute them.
-
-    A receive is posted one microbatch ahead: before the compute that uses the previous message
-    of the same stage and direction (the first one: before the compute action in front of its
-    own). So at most two receives per stage and direction are ever open, whatever the number of
-    microbatches: the one needed next and one more.
+    Compute actions wait for their own receive; SEND and RECV are posted without waiting. A
+    receive is posted one message ahead: before the compute that uses the previous message from
+    the same rank in the same direction (the first one: before the compute action in front of
+    its own). So at most two receives per rank and direction are ever open, whatever the number
+    of microbatches and stages: the one needed next and one more.
 
         stage 1 of 2:  RECV_F0 RECV_F1 F0 B0 SEND_B0 RECV_F2 F1 B1 SEND_B1 ...
+
+    Raises ConfigError if the lists put a stage on two ranks, or leave one out.
     """
-    owners = stage_owners(ranks)
-    return tuple(_lower(actions, owners) for actions in ranks)
+    return tuple(_lower(actions, schedule.placement) for actions in schedule.ranks)
 
 
-def _lower(actions: Sequence[Action], owners: Mapping[int, int]) -> tuple[Action, ...]:
-    posts = _posts_by_position(actions, owners)
+def _lower(actions: Sequence[Action], placement: Placement) -> tuple[Action, ...]:
+    posts = _posts_by_position(actions, placement)
     lowered: list[Action] = []
     for position, action in enumerate(actions):
-        lowered += posts[position]
+        lowered += posts.get(position, ())
         lowered.append(action)
-        send = send_after(action, owners)
-        if send is not None:
-            lowered.append(send)
+        hop = message_out(action, placement)
+        if hop is not None:
+            lowered.append(Action(SENDS[hop.direction], action.stage, action.microbatch))
     return tuple(lowered)
 
 
 def _posts_by_position(
-    actions: Sequence[Action], owners: Mapping[int, int]
+    actions: Sequence[Action], placement: Placement
 ) -> defaultdict[int, list[Action]]:
     posts: defaultdict[int, list[Action]] = defaultdict(list)
-    previous_use: dict[tuple[Kind, int], int] = {}
+    previous_use: dict[tuple[Direction, int, int], int] = {}
     for position, action in enumerate(actions):
-        receive = receive_for(action, owners)
-        if receive is not None:
-            channel = (receive.kind, receive.stage)
-            posts[previous_use.get(channel, max(0, position - 1))].append(receive)
-            previous_use[channel] = position
+        hop = message_in(action, placement)
+        if hop is not None:
+            receive = Action(RECEIVES[hop.direction], action.stage, action.microbatch)
+            posts[previous_use.get(hop.channel, max(0, position - 1))].append(receive)
+            previous_use[hop.channel] = position
     return posts

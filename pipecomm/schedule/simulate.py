@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from pipecomm.errors import ConfigError
-from pipecomm.schedule.action import Action, Kind, Ranks
+from pipecomm.schedule.action import Kind
 from pipecomm.schedule.check import check_lists, walk_or_explain
-from pipecomm.schedule.walk import Event, Timing
+from pipecomm.schedule.data import ScheduleData
+from pipecomm.schedule.walk import Event, Timing, Walk
 
 __all__ = ["Costs", "Simulation", "simulate"]
 
@@ -23,10 +25,13 @@ class Costs:
     forward_s, backward_s: compute, per stage (`num_stages` values).
     forward_transfer_s, backward_transfer_s: how long one message keeps a link busy, per link
         (`num_stages - 1` values; link k joins stages k and k+1). The two directions of a link
-        do not disturb each other; the messages of one direction follow one another.
+        do not disturb each other; the messages of one direction between the same two ranks
+        follow one another. Stages on one rank hand over in no time.
     latency_s: from leaving the link to arrival; several messages can be in it at once.
     overlap: False makes a rank stand still while it sends.
     slots: messages per direction that may travel before their receive is posted.
+    backward_input_s, backward_weight_s: the two parts of a split backward, per stage; None is
+        half of backward_s each.
     """
 
     forward_s: PerStage = 1.0
@@ -36,6 +41,8 @@ class Costs:
     latency_s: float = 0.0
     overlap: bool = True
     slots: int = 0
+    backward_input_s: PerStage | None = None
+    backward_weight_s: PerStage | None = None
 
 
 @dataclass(frozen=True)
@@ -44,20 +51,24 @@ class Simulation:
 
     step_s: first action to last. bubble: idle share of all ranks, with rank_bubbles per rank.
     exposed_comm_s: per rank, the part of its idle time spent on a transfer in progress.
-    events: what happened when, by start time.
     """
 
     step_s: float
     bubble: float
     rank_bubbles: tuple[float, ...]
     exposed_comm_s: tuple[float, ...]
-    events: tuple[Event, ...]
+    _walked: Walk = field(repr=False, compare=False)
+
+    @functools.cached_property
+    def events(self) -> tuple[Event, ...]:
+        """What happened when, by start time; made when first asked for."""
+        return tuple(sorted(self._walked.events(), key=lambda event: (event.start_s, event.rank)))
 
 
-def simulate(ranks: Ranks, num_stages: int, num_microbatches: int, costs: Costs) -> Simulation:
+def simulate(schedule: ScheduleData, costs: Costs) -> Simulation:
     """Walk the lists with `costs`. Raises ConfigError for lists or costs that cannot be."""
-    check_lists(ranks, num_stages, num_microbatches)
-    walked = walk_or_explain(ranks, _timing(costs, num_stages))
+    check_lists(schedule)
+    walked = walk_or_explain(schedule, _timing(costs, schedule.num_stages))
     step_s = max(walked.clock_s)
     busy = [seconds / step_s if step_s else 1.0 for seconds in walked.busy_s]
     return Simulation(
@@ -65,36 +76,35 @@ def simulate(ranks: Ranks, num_stages: int, num_microbatches: int, costs: Costs)
         bubble=1.0 - math.fsum(busy) / len(busy),
         rank_bubbles=tuple(1.0 - share for share in busy),
         exposed_comm_s=tuple(walked.exposed_comm_s),
-        events=tuple(sorted(walked.events, key=lambda event: (event.start_s, event.rank))),
+        _walked=walked,
     )
 
 
 def _timing(costs: Costs, num_stages: int) -> Timing:
-    forward = _expand("forward_s", costs.forward_s, num_stages)
-    backward = _expand("backward_s", costs.backward_s, num_stages)
-    down = _expand("forward_transfer_s", costs.forward_transfer_s, num_stages - 1)
-    up = _expand("backward_transfer_s", costs.backward_transfer_s, num_stages - 1)
-    _expand("latency_s", costs.latency_s, 1)
+    backward_s = _expand("backward_s", costs.backward_s, num_stages)
+    half_s = [seconds / 2 for seconds in backward_s]
+
+    def part_s(name: str, value: PerStage | None) -> Sequence[float]:
+        return half_s if value is None else _expand(name, value, num_stages)
+
     if costs.slots < 0:
         raise ConfigError(f"expected slots of 0 or more; got {costs.slots}")
+    _expand("latency_s", costs.latency_s, 1)
     return Timing(
-        compute_s=_by_kind(Kind.F, forward, backward, shift=0),
-        transfer_s=_by_kind(Kind.SEND_F, down, up, shift=1),
+        compute_s={
+            Kind.F: _expand("forward_s", costs.forward_s, num_stages),
+            Kind.B: backward_s,
+            Kind.I: part_s("backward_input_s", costs.backward_input_s),
+            Kind.W: part_s("backward_weight_s", costs.backward_weight_s),
+        },
+        transfer_s={
+            "forward": _expand("forward_transfer_s", costs.forward_transfer_s, num_stages - 1),
+            "backward": _expand("backward_transfer_s", costs.backward_transfer_s, num_stages - 1),
+        },
         latency_s=costs.latency_s,
         slots=costs.slots,
         sends_block=not costs.overlap,
     )
-
-
-def _by_kind(
-    forward_kind: Kind, forward: Sequence[float], backward: Sequence[float], shift: int
-) -> Callable[[Action], float]:
-    def seconds(action: Action) -> float:
-        if action.kind is forward_kind:
-            return forward[action.stage]
-        return backward[action.stage - shift]
-
-    return seconds
 
 
 def _expand(name: str, value: PerStage, count: int) -> Sequence[float]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 
 from pipecomm.errors import ConfigError
 from pipecomm.schedule.action import Action, Ranks
 
 __all__ = ["format_table", "parse_table"]
+
+# torch's cell for a forward and a backward that may overlap: (0F4;7B2)OVERLAP_F_B.
+_FUSED = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 
 
 def format_table(ranks: Ranks) -> str:
@@ -19,6 +23,7 @@ def format_table(ranks: Ranks) -> str:
 def parse_table(text: str, origin: str) -> Ranks:
     """The lists in CSV text. Empty cells (idle slots) and empty rows at the end mean nothing.
 
+    The actions of a fused cell, `(0F4;7B2)OVERLAP_F_B`, follow one another, as torch runs them.
     Raises ConfigError that names `origin`, row and column, both counted from 1.
     """
     try:
@@ -31,22 +36,28 @@ def parse_table(text: str, origin: str) -> Ranks:
         raise ConfigError(f"expected a row of actions per rank; got an empty table in {origin}")
     return tuple(
         tuple(
-            _parse_cell(cell, f"{origin}, row {row}, column {column}")
+            _parse_action(part, f"{origin}, row {row}, column {column}")
             for column, cell in enumerate(cells, 1)
             if cell.strip()
+            for part in _parts(cell.strip())
         )
         for row, cells in enumerate(rows, 1)
     )
 
 
-def _parse_cell(cell: str, place: str) -> Action:
+def _parts(cell: str) -> list[str]:
+    fused = _FUSED.fullmatch(cell)
+    return fused[1].split(";") if fused else [cell]
+
+
+def _parse_action(text: str, place: str) -> Action:
     try:
-        action = Action.parse(cell)
+        action = Action.parse(text)
     except ConfigError as error:
         raise ConfigError(f"{error} ({place})") from None
     if not action.kind.is_compute:
         raise ConfigError(
-            f"expected F and B only; got {cell.strip()!r} ({place}); "
-            "leave sends and receives out, they are derived from the order of F and B"
+            f"expected compute actions only; got {text.strip()!r} ({place}); "
+            "leave sends and receives out, they are derived from the order of the others"
         )
     return action

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pipecomm.errors import ConfigError
 from pipecomm.schedule import Action, Kind, Schedule, build, with_communication
-from tests.schedule_examples import SMALL_SCHEDULES, schedule_of
+from tests.schedule.examples import SMALL_SCHEDULES, schedule_of
 
 
 def texts(schedule: Schedule) -> list[str]:
@@ -51,6 +52,30 @@ def test_neighbour_stages_on_one_rank_do_not_communicate() -> None:
 def test_receives_of_two_stages_on_a_rank_are_ahead_independently() -> None:
     rows = texts(schedule_of("0F0 0F1 2F0 2F1", "1F0 1F1"))
     assert rows[0] == "0F0 0SEND_F0 2RECV_F0 0F1 0SEND_F1 2RECV_F1 2F0 2F1"
+
+
+def test_receives_of_two_stages_from_one_rank_are_posted_in_one_order() -> None:
+    # At most the next message of the rank and one more, whatever stages they are for.
+    rows = texts(schedule_of("0F0 0F1 2F0 2F1", "1F0 1F1 3F0 3F1"))
+    assert rows[1] == ("1RECV_F0 1RECV_F1 1F0 1SEND_F0 3RECV_F0 1F1 1SEND_F1 3RECV_F1 3F0 3F1")
+
+
+def test_input_part_of_a_backward_sends_and_the_weight_part_does_not() -> None:
+    assert texts(schedule_of("0F0 0I0 0W0", "1F0 1I0 1W0")) == [
+        "0RECV_B0 0F0 0SEND_F0 0I0 0W0",
+        "1RECV_F0 1F0 1I0 1SEND_B0 1W0",
+    ]
+
+
+def test_stages_in_a_v_hand_over_in_memory_at_the_turn() -> None:
+    assert texts(schedule_of("0F0 3F0 3B0 0B0", "1F0 2F0 2B0 1B0"))[1] == (
+        "1RECV_F0 1F0 2RECV_B0 2F0 2SEND_F0 2B0 1B0 1SEND_B0"
+    )
+
+
+def test_lists_with_a_stage_on_two_ranks_have_no_messages_to_find() -> None:
+    with pytest.raises(ConfigError, match="stage 1 on one rank; got it on 0 and 1"):
+        with_communication(schedule_of("0F0 1F0", "1F1"))
 
 
 @pytest.mark.parametrize("schedule", SMALL_SCHEDULES[::7], ids=repr)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipecomm.errors import ConfigError
 from pipecomm.schedule import Costs, Kind, Schedule, Simulation, build, with_communication
-from tests.schedule_examples import schedule_of
+from tests.schedule.examples import schedule_of
 
 
 def times(result: Simulation) -> dict[str, tuple[float, float]]:
@@ -125,6 +125,25 @@ def test_costs_per_stage_and_per_link_reach_their_place() -> None:
     }  # fmt: skip
 
 
+def test_parts_of_a_backward_cost_half_of_it_unless_they_are_given() -> None:
+    schedule = schedule_of("0F0 0I0 0W0")
+    assert times(schedule.simulate(Costs(1.0, 3.0))) == {
+        "0F0": (0, 1), "0I0": (1, 2.5), "0W0": (2.5, 4),
+    }  # fmt: skip
+    given = Costs(1.0, 3.0, backward_input_s=[2.0], backward_weight_s=5.0)
+    assert times(schedule.simulate(given)) == {"0F0": (0, 1), "0I0": (1, 3), "0W0": (3, 8)}
+
+
+def test_weights_done_while_others_wait_make_the_bubble_smaller() -> None:
+    whole = build("1f1b", 2, 4)
+    # The last rank's weights wait until the other rank has its gradients.
+    split = schedule_of(
+        "0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3", "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1F3 1I3 1W2 1W3"
+    )
+    costs = Costs(1.0, 2.0)
+    assert split.simulate(costs).step_s < whole.simulate(costs).step_s
+
+
 def test_slowest_stage_sets_the_pace() -> None:
     slow = build("1f1b", 4, 32).simulate(Costs([1, 1.15, 1, 1], [2, 2.3, 2, 2]))
     # All of its work, between one forward and one backward of stage 0; at worst a whole
@@ -166,6 +185,8 @@ def test_broken_schedule_is_refused_before_it_is_simulated() -> None:
         (Costs(forward_transfer_s=[1, -2]), "for forward_transfer_s; got -2"),
         (Costs(latency_s=-0.1), "for latency_s; got -0.1"),
         (Costs(slots=-1), "slots of 0 or more; got -1"),
+        (Costs(backward_input_s=[1, 2]), "3 of them for backward_input_s; got 2"),
+        (Costs(backward_weight_s=-2.0), "for backward_weight_s; got -2"),
     ],
 )
 def test_costs_that_cannot_be_are_refused_by_name(costs: Costs, text: str) -> None:

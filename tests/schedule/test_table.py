@@ -8,11 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from pipecomm.errors import ConfigError
-from pipecomm.schedule import Schedule, build, known_schedules
-from tests.schedule_examples import schedule_of
+from pipecomm.schedule import Kind, Placement, Schedule, build, known_schedules
+from pipecomm.schedule.table import parse_table
+from tests.schedule.examples import schedule_of
 
 
 def torch_stages(num_stages: int, group_size: int, rank: int = 0) -> list[SimpleNamespace]:
@@ -85,14 +88,42 @@ def test_torch_file_of_several_stages_per_rank_loads(name: str, tmp_path: Path) 
     assert [list(map(str, row)) for row in loaded.ranks] == torch_rows(theirs.pipeline_order)
 
 
-def test_torch_file_with_split_backward_is_refused_with_its_place(tmp_path: Path) -> None:
-    theirs = torch_schedules.ScheduleInterleavedZeroBubble(torch_stages(4, 2), 4)
-    with open(tmp_path / "zb.csv", "w", newline="") as file:
-        csv.writer(file).writerows(theirs.pipeline_order[rank] for rank in range(2))
-    with pytest.raises(
-        ConfigError, match=r"a backward split into I and W .*zb\.csv, row 1, column"
-    ):
-        Schedule.from_csv(tmp_path / "zb.csv")
+@pytest.mark.parametrize("num_microbatches", [4, 8])
+def test_torch_file_with_split_backward_loads(num_microbatches: int, tmp_path: Path) -> None:
+    theirs = torch_schedules.ScheduleInterleavedZeroBubble(torch_stages(4, 2), num_microbatches)
+    loaded = written_and_loaded(theirs.pipeline_order, tmp_path)
+    assert loaded.kinds == {Kind.F, Kind.I, Kind.W}
+    assert [list(map(str, row)) for row in loaded.ranks] == torch_rows(theirs.pipeline_order)
+    assert Schedule.from_lists("again", loaded.ranks).to_csv() == loaded.to_csv()
+
+
+def test_torch_file_of_stages_in_a_v_loads(tmp_path: Path) -> None:
+    stages = torch_stages(4, 2)
+    # ZBV wants stage s and 2P-1-s on rank s.
+    stages[1].stage_index, stages[1].is_last = 3, True
+    theirs = torch_schedules.ScheduleZBVZeroBubble(stages, 6)
+    loaded = written_and_loaded(theirs.pipeline_order, tmp_path)
+    assert loaded.placement == Placement.v_shaped(4, 2)
+    assert {Kind.I, Kind.W} < loaded.kinds
+    assert [list(map(str, row)) for row in loaded.ranks] == torch_rows(theirs.pipeline_order)
+
+
+def test_torch_file_with_fused_cells_loads_as_one_action_after_the_other(tmp_path: Path) -> None:
+    stages = torch_stages(4, 2)
+    stages[1].stage_index, stages[1].is_last = 3, True
+    theirs = torch_schedules.ScheduleDualPipeV(stages, 6)
+    loaded = written_and_loaded(theirs.pipeline_order, tmp_path)
+    assert "OVERLAP_F_B" in (tmp_path / "theirs.csv").read_text()
+    assert [list(map(str, row)) for row in loaded.ranks] == [
+        [text for cell in row for text in cell.removesuffix("OVERLAP_F_B").strip("()").split(";")]
+        for row in torch_rows(theirs.pipeline_order)
+    ]
+
+
+def written_and_loaded(order: dict[int, list[object]], folder: Path) -> Schedule:
+    with open(folder / "theirs.csv", "w", newline="") as file:
+        csv.writer(file).writerows(order[rank] for rank in sorted(order))
+    return Schedule.from_csv(folder / "theirs.csv")
 
 
 @pytest.mark.parametrize(
@@ -122,6 +153,8 @@ def test_idle_slots_line_ends_and_quotes_make_no_difference(text: str, tmp_path:
         ("0F0,0B0\n\n1F0,1B0\n", r"got none on rank 1\n\(read from .*a\.csv\)"),
         ("0F0\n1F0,1B0\n", r"missing: 0B0\n\(read from .*a\.csv\)"),
         ("0B0,0F0\n", r"expected 0F0 before 0B0; got 0B0 at position 0 of rank 0"),
+        ("0F0,(0B0;0X0)OVERLAP_F_B\n", r"got 'X' in '0X0' \(.*row 1, column 2\)"),
+        ("(0F0;0B0)OVERLAP\n", r"got '\(0F0;0B0\)OVERLAP' \(.*row 1, column 1\)"),
         ("0F0;0B0\n", r"got '0F0;0B0' \(.*row 1, column 1\)"),
     ],
 )
@@ -140,3 +173,25 @@ def test_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
 def test_file_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Schedule.from_csv(tmp_path / "none.csv")
+
+
+@st.composite
+def lists(draw: st.DrawFn) -> Schedule:
+    """Any valid order of one rank's stages, backwards split or not."""
+    num_stages, num_microbatches = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    row: list[str] = []
+    for microbatch in draw(st.permutations(range(num_microbatches))):
+        down = [f"{stage}F{microbatch}" for stage in range(num_stages)]
+        parts = [draw(st.sampled_from(["B", "IW"])) for _ in range(num_stages)]
+        up = [f"{stage}{kind}{microbatch}" for stage in reversed(range(num_stages))
+              for kind in parts[stage]]  # fmt: skip
+        row += [*down, *up]
+    return schedule_of(" ".join(row))
+
+
+@given(lists())
+def test_any_valid_lists_keep_their_meaning_through_csv(schedule: Schedule) -> None:
+    schedule.check()
+    again = Schedule.from_lists("again", parse_table(schedule.to_csv(), "here"))
+    assert again == schedule
+    assert again.draw() == schedule.draw()

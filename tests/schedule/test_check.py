@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipecomm.errors import ConfigError
 from pipecomm.schedule import Action, Kind, Schedule, build, with_communication
-from tests.schedule_examples import schedule_of
+from tests.schedule.examples import schedule_of
 
 
 def is_refused(schedule: Schedule, *, sends_block: bool = False) -> bool:
@@ -67,6 +67,36 @@ def test_gradients_used_in_another_order_than_sent_are_refused() -> None:
         schedule_of("0F0 0F1 0B0 0B1", "1F0 1F1 1B1 1B0").check()
 
 
+def test_two_stages_between_the_same_ranks_share_the_order_of_their_messages() -> None:
+    # Stages 0 and 2 are on rank 0, stages 1 and 3, which take what they make, on rank 1.
+    with pytest.raises(ConfigError) as caught:
+        schedule_of("0F0 0F1 2F0 2F1", "1F0 3F0 1F1 3F1").check()
+    assert str(caught.value).startswith(
+        "expected microbatch 1, as stage 0 (rank 0) sends it as message 1 to stage 1; "
+        "got 3F0 at position 1 of rank 1\n"
+    )
+    schedule_of("0F0 0F1 2F0 2F1", "1F0 1F1 3F0 3F1").check()
+
+
+def test_gradients_of_two_stages_share_the_order_of_their_messages() -> None:
+    forwards = ("0F0 2F0", "1F0 3F0")
+    schedule_of(f"{forwards[0]} 2B0 0B0", f"{forwards[1]} 3B0 1B0").check()
+    two = ("0F0 0F1 2F0 2F1", "1F0 1F1 3F0 3F1")
+    with pytest.raises(ConfigError, match=r"stage 3 \(rank 1\) sends it as message 1 to stage 2"):
+        schedule_of(f"{two[0]} 2B0 0B0 2B1 0B1", f"{two[1]} 3B0 3B1 1B0 1B1").check()
+
+
+def test_stages_placed_in_a_v_keep_an_order_for_each_pair_of_stages() -> None:
+    schedule_of("0F0 0F1 3F0 3B0 3F1 3B1 0B0 0B1", "1F0 2F0 1F1 2F1 2B0 1B0 2B1 1B1").check()
+
+
+def test_split_backward_sends_its_gradient_before_its_weights_are_done() -> None:
+    schedule = schedule_of("0F0 0F1 0B0 0B1", "1F0 1I0 1F1 1I1 1W0 1W1")
+    schedule.check()
+    schedule.check(sends_block=True)
+    assert schedule.peak_activations() == (2, 2)
+
+
 def test_order_is_free_where_no_message_is_sent() -> None:
     schedule_of("0F1 0F0 0B0 0B1").check()
     schedule_of("0F0 0F1 1F1 1F0 1B0 1B1 0B1 0B0").check()
@@ -79,10 +109,20 @@ def test_backwards_may_run_in_reverse_order() -> None:
 @pytest.mark.parametrize(
     ("rows", "text"),
     [
-        (("0F0 0SEND_F0", "1F0"), r"F and B only .*; got 0SEND_F0 at position 1 of rank 0"),
+        (
+            ("0F0 0SEND_F0", "1F0"),
+            r"compute only: F, B, I, W .*; got 0SEND_F0 at position 1",
+        ),
         (("0F0 1F0", "1B0 0B0"), "stage 1 on one rank, and rank 0 has it; got 1B0"),
         (("0F0 0F0",), "each action once; got 0F0 at position 1 of rank 0"),
         (("0F0 0B0 0B0",), "each action once; got 0B0 at position 2"),
+        (("0F0 0W0 0I0",), "0I0 before 0W0; got 0W0 at position 1"),
+        (("0I0 0W0 0F0",), "0F0 before 0I0; got 0I0 at position 0"),
+        (("0F0 0I0 0B0",), "no 0B0 after 0I0; got 0B0 at position 2"),
+        (("0F0 0B0 0I0",), "no 0I0 after 0B0; got 0I0 at position 2"),
+        (("0F0 0B0 0W0",), "0I0 before 0W0; got 0W0 at position 2"),
+        (("0F0 0I0",), "got 1 missing: 0W0"),
+        (("0F0 0F1 0I0 0W0",), "got 1 missing: 0B1"),
         (("0F0 0F1 0B0 0B1", "1F0 1F1 1B0"), "got 1 missing: 1B1"),
         (("0F0 0B0", "2F0 2B0"), "got 2 missing: 1F0 1B0"),
         (("0F0 0B0", ""), "actions on every rank; got none on rank 1"),
@@ -158,17 +198,22 @@ def has_no_deadlock(schedule: Schedule, *, sends_block: bool) -> bool:
 
 
 def keeps_message_order(schedule: Schedule) -> bool:
-    order: dict[tuple[Kind, int], list[int]] = {}
-    rank_of = {}
+    """Whether each rank uses what another sends it, by direction, in the order of sending."""
+    rank_of = {action.stage: rank for rank, row in enumerate(schedule.ranks) for action in row}
+    sent: dict[tuple[bool, int, int], list[tuple[int, int]]] = {}
+    used: dict[tuple[bool, int, int], list[tuple[int, int]]] = {}
     for rank, row in enumerate(schedule.ranks):
         for action in row:
-            order.setdefault((action.kind, action.stage), []).append(action.microbatch)
-            rank_of[action.stage] = rank
-    return all(
-        rank_of[stage] == rank_of[stage + 1] or order[kind, stage] == order[kind, stage + 1]
-        for stage in range(schedule.num_stages - 1)
-        for kind in (Kind.F, Kind.B)
-    )
+            is_forward = action.kind is Kind.F
+            step = 1 if is_forward else -1
+            # A message is named by the stage that sends it, and its microbatch.
+            for there, pairs, source in ((1, sent, 0), (-1, used, -step)):
+                peer = rank_of.get(action.stage + there * step, rank)
+                pair = (rank, peer) if there == 1 else (peer, rank)
+                if peer != rank:
+                    message = (action.stage + source, action.microbatch)
+                    pairs.setdefault((is_forward, *pair), []).append(message)
+    return sent == used
 
 
 def keeps_forward_first(schedule: Schedule) -> bool:
@@ -258,3 +303,17 @@ def test_schedule_with_actions_of_a_kind_or_a_microbatch_swapped_is_refused(
     j = data.draw(st.sampled_from(partners))
     row[i], row[j] = row[j], row[i]
     assert is_refused(change(schedule, rank, row))
+
+
+def test_forward_only_schedule_keeps_no_activations() -> None:
+    assert build("gpipe", 3, 5).forward_only().peak_activations() == (0, 0, 0)
+
+
+def test_peak_activations_of_several_stages_on_a_rank_are_counted_per_stage() -> None:
+    schedule = schedule_of("0F0 0F1 2F0 2B0 2F1 2B1 0B0 0B1", "1F0 1F1 1B0 1B1")
+    assert schedule.peak_activations() == (2, 2, 1)
+
+
+def test_activations_of_a_split_backward_are_kept_until_its_weights_are_done() -> None:
+    assert schedule_of("0F0 0I0 0F1 0W0 0I1 0W1").peak_activations() == (2,)
+    assert schedule_of("0F0 0I0 0W0 0F1 0I1 0W1").peak_activations() == (1,)

@@ -1,0 +1,28 @@
+"""1F1B (PipeDream, Narayanan et al., 2019) with a flush: the fewest activations.
+
+>>> print(build("1f1b", 3, 5).draw())
+slot    0  1  2  3  4  5  6  7  8  9 10 11 12 13
+rank 0 F0 F1 F2  .  . B0 F3 B1 F4 B2  . B3  . B4
+rank 1  . F0 F1  . B0 F2 B1 F3 B2 F4 B3  . B4  .
+rank 2  .  . F0 B0 F1 B1 F2 B2 F3 B3 F4 B4  .  .
+
+A backward that comes late stalls its stage: nothing else is there to do.
+"""
+
+from __future__ import annotations
+
+from pipecomm.schedule.action import Kind
+from pipecomm.schedule.builders.rows import Row, alternating, of_each
+from pipecomm.schedule.placement import Placement
+
+__all__ = ["row"]
+
+
+def row(rank: int, placement: Placement, num_microbatches: int) -> Row:
+    """The list of a rank that holds one stage: a warmup of P-1-k forwards on rank k."""
+    (stage,) = placement.stages_of(rank)
+    return alternating(
+        of_each(Kind.F, stage, num_microbatches),
+        of_each(Kind.B, stage, num_microbatches),
+        num_warmup=placement.num_ranks - 1 - rank,
+    )

@@ -1,0 +1,96 @@
+"""The walk itself: what waits for what, on lists small enough to follow by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipecomm.schedule import Kind
+from pipecomm.schedule.walk import Event, Stuck, Timing, walk
+from tests.schedule.examples import schedule_of
+
+SECONDS = {Kind.F: 1.0, Kind.B: 3.0, Kind.I: 1.0, Kind.W: 2.0}
+
+
+def timing(
+    num_stages: int, transfer_s: float = 0.0, latency_s: float = 0.0, slots: int = 0,
+    sends_block: bool = False,
+) -> Timing:  # fmt: skip
+    return Timing(
+        compute_s={kind: [seconds] * num_stages for kind, seconds in SECONDS.items()},
+        transfer_s={"forward": [transfer_s] * num_stages, "backward": [transfer_s] * num_stages},
+        latency_s=latency_s,
+        slots=slots,
+        sends_block=sends_block,
+    )
+
+
+def times(events: object) -> dict[str, tuple[float, float]]:
+    return {str(event.action): (event.start_s, event.end_s) for event in events}  # type: ignore[attr-defined]
+
+
+def test_timing_has_seconds_for_every_kind_that_computes() -> None:
+    assert set(SECONDS) == {kind for kind in Kind if kind.is_compute}
+
+
+def test_gradient_leaves_after_the_input_part_of_a_backward() -> None:
+    walked = walk(schedule_of("0F0 0B0", "1F0 1I0 1W0"), timing(2))
+    spans = times(walked.events())
+    assert spans["1SEND_B0"] == (3, 3), "after I, not after W"
+    assert spans["0B0"] == (3, 6)
+    assert spans["1W0"] == (3, 5)
+    assert walked.clock_s == [6, 5]
+    assert walked.busy_s == [4, 4]
+
+
+def test_weights_wait_for_nothing_of_other_ranks() -> None:
+    walked = walk(schedule_of("0F0 0I0 0W0", "1F0 1I0 1W0"), timing(2, transfer_s=5.0))
+    assert times(walked.events())["1W0"] == (8, 10)
+
+
+def test_stages_of_one_rank_hand_over_in_no_time() -> None:
+    walked = walk(schedule_of("0F0 1F0 1B0 0B0"), timing(2, transfer_s=9.0, latency_s=9.0))
+    assert times(walked.events()) == {"0F0": (0, 1), "1F0": (1, 2), "1B0": (2, 5), "0B0": (5, 8)}
+
+
+def test_messages_of_two_stages_between_the_same_ranks_follow_one_another() -> None:
+    schedule = schedule_of("0F0 0F1 0F2 2F0 2F1 2F2", "1F0 1F1 1F2 3F0 3F1 3F2")
+    spans = times(walk(schedule, timing(4, transfer_s=4.0)).events())
+    sends = ["0SEND_F0", "0SEND_F1", "0SEND_F2", "2SEND_F0"]
+    assert spans["2F0"] == (10, 11)
+    assert [spans[send] for send in sends] == [(1, 5), (5, 9), (9, 13), (13, 17)]
+    # The link back from rank 1 to rank 0 is another one.
+    assert spans["1SEND_F0"] == (6, 10)
+
+
+def test_rank_that_makes_its_own_input_later_is_stuck_at_its_place() -> None:
+    with pytest.raises(Stuck) as caught:
+        walk(schedule_of("1F0 0F0"), timing(2))
+    assert caught.value.positions == {0: 0}
+
+
+def test_ranks_that_wait_for_each_other_are_stuck_at_their_places_in_the_lowered_lists() -> None:
+    with pytest.raises(Stuck) as caught:
+        walk(schedule_of("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"), timing(2))
+    assert caught.value.positions == {0: 4, 1: 3}
+
+
+def test_rank_held_by_its_own_send_is_stuck_at_the_send() -> None:
+    rows = (" ".join(f"{s}F{m}" for s in (r, r + 2) for m in range(6)) for r in range(2))
+    with pytest.raises(Stuck) as caught:
+        walk(schedule_of(*rows), timing(4, sends_block=True))
+    assert set(caught.value.positions) == {0, 1}
+
+
+def test_slots_let_messages_leave_before_their_receive_is_posted() -> None:
+    schedule = schedule_of("0F0 0F1 0F2", "1F0 1F1 1F2")
+    rows = [times(walk(schedule, timing(2, 1.0, 10.0, slots)).events()) for slots in (0, 1)]
+    assert [row["0SEND_F2"] for row in rows] == [(13, 24), (3, 14)]
+
+
+def test_events_are_each_ranks_compute_in_its_order_and_then_the_messages() -> None:
+    schedule = schedule_of("0F0 0B0", "1F0 1B0")
+    events = list(walk(schedule, timing(2)).events())
+    assert [(event.rank, str(event.action)) for event in events] == [
+        (0, "0F0"), (0, "0B0"), (1, "1F0"), (1, "1B0"), (0, "0SEND_F0"), (1, "1SEND_B0"),
+    ]  # fmt: skip
+    assert isinstance(events[0], Event)
