@@ -5,8 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pipecomm.errors import ConfigError
 
@@ -75,8 +74,7 @@ RECEIVES: Mapping[Direction, Kind] = {"forward": Kind.RECV_F, "backward": Kind.R
 _TEXT = re.compile(r"(\d{1,9})([A-Z_]+)(\d{1,9})", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(NamedTuple):
     """`kind` on `stage` for `microbatch`; printed as `0F3`, `1B0`, `2RECV_F1`.
 
     A SEND carries the stage that sends, a RECV the stage that receives.

@@ -20,15 +20,13 @@ __all__ = ["message_in", "message_out", "with_communication"]
 
 def message_in(action: Action, placement: Placement) -> Hop | None:
     """The way of the message that a compute action waits for; None if it takes none."""
-    direction = action.kind.direction
-    hop = None if direction is None else placement.hop_to(action.stage, direction)
+    hop = placement.hops_in[action.kind][action.stage]
     return hop if hop is not None and hop.is_message else None
 
 
 def message_out(action: Action, placement: Placement) -> Hop | None:
     """The way of the message that a compute action makes; None if nothing leaves its rank."""
-    direction = action.kind.direction
-    hop = None if direction is None else placement.hop_from(action.stage, direction)
+    hop = placement.hops_out[action.kind][action.stage]
     return hop if hop is not None and hop.is_message else None
 
 

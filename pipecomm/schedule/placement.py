@@ -7,12 +7,12 @@ minus one.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from pipecomm.errors import ConfigError
-from pipecomm.schedule.action import Action, Direction
+from pipecomm.schedule.action import Action, Direction, Kind
 
 __all__ = ["Hop", "Placement"]
 
@@ -142,6 +142,30 @@ class Placement:
     def hop_to(self, stage: int, direction: Direction) -> Hop | None:
         """The way of what a stage takes; None at the end: it comes from no stage."""
         return self._hops.get((direction, stage - 1 if direction == "forward" else stage))
+
+    @functools.cached_property
+    def hops_in(self) -> Mapping[Kind, Sequence[Hop | None]]:
+        """By kind and stage, for those who ask for every action: the way of what it takes.
+
+        None where it takes nothing from a stage.
+        """
+        return self._by_kind_and_stage(self.hop_to)
+
+    @functools.cached_property
+    def hops_out(self) -> Mapping[Kind, Sequence[Hop | None]]:
+        """By kind and stage: the way of what an action makes; None where no stage takes it."""
+        return self._by_kind_and_stage(self.hop_from)
+
+    def _by_kind_and_stage(
+        self, find: Callable[[int, Direction], Hop | None]
+    ) -> Mapping[Kind, Sequence[Hop | None]]:
+        return {
+            kind: [
+                None if kind.direction is None else find(stage, kind.direction)
+                for stage in range(self.num_stages)
+            ]
+            for kind in Kind
+        }
 
     @functools.cached_property
     def _hops(self) -> dict[tuple[Direction, int], Hop]:

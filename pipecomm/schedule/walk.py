@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -121,10 +121,12 @@ class Walk:
         self._ready = deque(range(num_ranks))
         self._channels: dict[tuple[Direction, int, int], _Channel] = {}
         placement = schedule.placement
-        ways = {hop: self._way(hop) for hop in placement.hops}
-        # By kind and stage, looked up for every action; None where nothing comes, or goes.
-        self._to = self._per_stage(ways, placement.hop_to)
-        self._from = self._per_stage(ways, placement.hop_from)
+        ways: dict[Hop | None, _Way] = {hop: self._way(hop) for hop in placement.hops}
+        # By kind and stage; None where nothing comes, or goes.
+        self._to, self._from = (
+            {kind: [ways.get(hop) for hop in hops] for kind, hops in table.items()}
+            for table in (placement.hops_in, placement.hops_out)
+        )
 
     def _way(self, hop: Hop) -> _Way:
         seconds = self._timing.transfer_s[hop.direction][hop.boundary]
@@ -132,18 +134,6 @@ class Walk:
             return _Way(seconds, None)
         channel = self._channels.setdefault(hop.channel, _Channel(self._timing.slots))
         return _Way(seconds, channel)
-
-    def _per_stage(
-        self, ways: Mapping[Hop, _Way], find_hop: Callable[[int, Direction], Hop | None]
-    ) -> dict[Kind, list[_Way | None]]:
-        table: dict[Kind, list[_Way | None]] = {}
-        for kind in Kind:
-            hops = (
-                None if kind.direction is None else find_hop(stage, kind.direction)
-                for stage in range(self._schedule.num_stages)
-            )
-            table[kind] = [None if hop is None else ways[hop] for hop in hops]
-        return table
 
     def run(self) -> None:
         """Walk all lists to their ends. Raises Stuck."""
