@@ -44,6 +44,14 @@ FOREIGN_HEADERS = {
 PYTHON_MAY_IMPORT = {
     "pipecomm.errors": set(),
     "pipecomm.schedule": {"pipecomm.errors"},
+    # The data of a schedule, which all functions over it stand on.
+    "pipecomm.schedule.action": {"pipecomm.errors"},
+    "pipecomm.schedule.placement": {"pipecomm.errors", "pipecomm.schedule.action"},
+    "pipecomm.schedule.data": {
+        "pipecomm.errors",
+        "pipecomm.schedule.action",
+        "pipecomm.schedule.placement",
+    },
 }
 # Module -> modules it may not import itself.
 PYTHON_MUST_NOT_IMPORT = {
