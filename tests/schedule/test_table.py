@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
@@ -16,28 +14,7 @@ from pipecomm.errors import ConfigError
 from pipecomm.schedule import Kind, Placement, Schedule, build, known_schedules
 from pipecomm.schedule.table import parse_table
 from tests.schedule.examples import schedule_of
-
-
-def torch_stages(num_stages: int, group_size: int, rank: int = 0) -> list[SimpleNamespace]:
-    """What torch's schedules read of a PipelineStage before they run."""
-    return [
-        SimpleNamespace(
-            stage_index=index,
-            num_stages=num_stages,
-            group_size=group_size,
-            group_rank=rank,
-            is_first=index == 0,
-            is_last=index == num_stages - 1,
-            submod=torch.nn.Identity(),
-        )
-        for index in range(rank, num_stages, group_size)
-    ]
-
-
-def torch_rows(actions: dict[int, list[object]]) -> list[list[str]]:
-    """Their compute actions as text; the mark for reducing gradients is not one."""
-    rows = ([str(action) for action in actions[rank] if action] for rank in sorted(actions))
-    return [[text for text in row if "REDUCE_GRAD" not in text] for row in rows]
+from tests.schedule.torch_orders import torch_rows, torch_stages
 
 
 @pytest.mark.parametrize("name", known_schedules())
