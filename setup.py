@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
+from setuptools.command.editable_wheel import editable_wheel
 
 ROOT = Path(__file__).resolve().parent
 DEFAULT_ARCHS = "8.0;9.0+PTX"
@@ -228,8 +229,18 @@ class BuildPy(build_py):
         super().run()
 
 
+class EditableWheel(editable_wheel):
+    """Puts a copy of what torch calls beside the metadata that names it: `import torch` must work
+    also where the metadata is on the path of an interpreter that does not run the .pth file.
+    """
+
+    def _run_build_commands(self, dist_name: str, unpacked_wheel: Any, *rest: Any) -> Any:
+        shutil.copy2(ROOT / "pipecomm_autoload.py", unpacked_wheel)
+        return super()._run_build_commands(dist_name, unpacked_wheel, *rest)
+
+
 if __name__ == "__main__":
     setup(
         ext_modules=[Extension("pipecomm._core", sources=[])],
-        cmdclass={"build_ext": BuildExt, "build_py": BuildPy},
+        cmdclass={"build_ext": BuildExt, "build_py": BuildPy, "editable_wheel": EditableWheel},
     )
