@@ -71,10 +71,10 @@ def test_other_backends_fail_as_without_us(
 ) -> None:
     _set(monkeypatch, **changed)
     handlers = import_module("torch.distributed.rendezvous")._rendezvous_handlers
-    with pytest.raises(ValueError, match=".") as here:
+    with pytest.raises(ValueError, match=r".") as here:
         dist.init_process_group(backend)
     monkeypatch.setitem(handlers, "env", handlers["env"].__wrapped__)
-    with pytest.raises(ValueError, match=".") as torchs:
+    with pytest.raises(ValueError, match=r".") as torchs:
         dist.init_process_group(backend)
     assert type(here.value) is type(torchs.value)
     assert str(here.value) == str(torchs.value)
