@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
+from setuptools.command.editable_wheel import editable_wheel
 
 ROOT = Path(__file__).resolve().parent
 DEFAULT_ARCHS = "8.0;9.0+PTX"
@@ -53,12 +54,33 @@ def find_tool(name: str) -> str | None:
     return shutil.which(name, path=str(folder)) or shutil.which(name)
 
 
+def memory_limits(root: Path = Path("/")) -> list[int]:
+    """Limits in bytes, v1's and v2's, of this process's control group and of those above it."""
+    cgroup, mounts = root / "proc/self/cgroup", root / "proc/self/mountinfo"
+    if not cgroup.is_file() or not mounts.is_file():
+        return []
+    lines = [line.split(":", 2) for line in cgroup.read_text().splitlines()]
+    paths = {name: path for _, names, path in lines for name in names.split(",")}
+    limits = []
+    for line in mounts.read_text().splitlines():
+        *_, mounted, mount, _ = line.split(" - ")[0].split(maxsplit=5)
+        kind, *options = line.split(" - ")[1].split()
+        is_v1 = kind == "cgroup" and "memory" in options[-1].split(",")
+        if not is_v1 and kind != "cgroup2":
+            continue
+        path = Path(paths.get("memory" if is_v1 else "", "/"))
+        below = path.relative_to(mounted) if path.is_relative_to(mounted) else Path()
+        for folder in (below, *below.parents):
+            name = "memory.limit_in_bytes" if is_v1 else "memory.max"
+            file = root / mount.lstrip("/") / folder / name
+            text = file.read_text().strip() if file.is_file() else "max"
+            limits += [int(text)] if text.isdigit() else []
+    return limits
+
+
 def memory_gib() -> float:
     """Memory this build may use: the machine's, or the container's limit if that is less."""
-    nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.is_file() else "max"
-    return (min(nbytes, int(text)) if text.isdigit() else nbytes) / 2**30
+    return min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *memory_limits()) / 2**30
 
 
 def num_jobs() -> int:
@@ -207,8 +229,18 @@ class BuildPy(build_py):
         super().run()
 
 
+class EditableWheel(editable_wheel):
+    """Puts a copy of what torch calls beside the metadata that names it: `import torch` must work
+    also where the metadata is on the path of an interpreter that does not run the .pth file.
+    """
+
+    def _run_build_commands(self, dist_name: str, unpacked_wheel: Any, *rest: Any) -> Any:
+        shutil.copy2(ROOT / "pipecomm_autoload.py", unpacked_wheel)
+        return super()._run_build_commands(dist_name, unpacked_wheel, *rest)
+
+
 if __name__ == "__main__":
     setup(
         ext_modules=[Extension("pipecomm._core", sources=[])],
-        cmdclass={"build_ext": BuildExt, "build_py": BuildPy},
+        cmdclass={"build_ext": BuildExt, "build_py": BuildPy, "editable_wheel": EditableWheel},
     )

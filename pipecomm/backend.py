@@ -148,8 +148,8 @@ def _is_positive(time: object) -> bool:
 def register() -> None:
     """Make "pipecomm" a name init_process_group and new_group know. Can be called again.
 
-    Environment variables are then checked before ranks connect through them, for any backend.
-    With PIPECOMM_AUTOLOAD=1 pipecomm also takes gloo's place.
+    Environment variables are then checked before its ranks connect through them. With
+    PIPECOMM_AUTOLOAD=1 pipecomm also takes gloo's place.
     """
     if not dist.is_available():
         return
@@ -158,9 +158,14 @@ def register() -> None:
     # Imported late: not every torch is built with torch.distributed.
     from pipecomm import autoload
 
-    env_rendezvous.check_first()
+    env_rendezvous.check_first(_is_for_us)
     if autoload.is_wanted():
         autoload.take_over_gloo()
+
+
+def _is_for_us(backend: str) -> bool:
+    """Whether a name, or names by device as "cpu:gloo,cuda:pipecomm", has ours in it."""
+    return _NAME in backend.replace(":", ",").split(",")
 
 
 def connect_beside(group: dist.ProcessGroup, options: BackendOptions | None = None) -> Any:

@@ -82,18 +82,18 @@ def _train(args: argparse.Namespace) -> int:
 
 def _train_as_rank(args: argparse.Namespace, place: Place) -> int:
     """Never returns after an error: a lost peer can leave threads that do not end."""
+    from pipecomm.rank import EXIT_OTHER_RANK, report_end
+
     try:
         _run_rank(args, place)
-    except ConfigError as error:
-        _leave(place, str(error), _WRONG_USE)
-    except (PeerLostError, StageFailedError) as error:
-        from pipecomm.rank import EXIT_OTHER_RANK
-
-        _leave(place, str(error), EXIT_OTHER_RANK)
-    except PipecommError as error:
-        _leave(place, str(error), _FAILED)
-    except Exception:
-        _leave(place, traceback.format_exc(), _FAILED)
+    except Exception as error:
+        report_end(error)
+        code = _WRONG_USE if isinstance(error, ConfigError) else _FAILED
+        if isinstance(error, (PeerLostError, StageFailedError)):
+            code = EXIT_OTHER_RANK
+        _leave(
+            place, str(error) if isinstance(error, PipecommError) else traceback.format_exc(), code
+        )
     return _OK
 
 

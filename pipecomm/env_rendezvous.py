@@ -1,4 +1,4 @@
-"""Has init_process_group name all that is wrong with its environment variables, and at once.
+"""Has init_process_group("pipecomm") name all that is wrong with its environment, and at once.
 
 torch names one missing variable at a time, and waits its whole timeout where RANK is too high.
 """
@@ -6,8 +6,11 @@ torch names one missing variable at a time, and waits its whole timeout where RA
 from __future__ import annotations
 
 import functools
+import inspect
 import os
+from collections.abc import Callable
 from importlib import import_module
+from types import FrameType
 from typing import Any
 from urllib.parse import parse_qsl, urlparse
 
@@ -19,17 +22,31 @@ _MAX_PORT = 65535
 
 
 @functools.cache
-def check_first() -> None:
-    """From now on env:// checks before it connects; it does nothing else differently."""
+def check_first(is_ours: Callable[[str], bool]) -> None:
+    """From now on env:// checks before it connects where init_process_group was asked for a
+    backend that `is_ours`; for any other it does what it did.
+    """
     handlers = import_module("torch.distributed.rendezvous")._rendezvous_handlers
     connect = handlers["env"]
 
     @functools.wraps(connect)
     def check_and_connect(url: str, *args: Any, **kwargs: Any) -> Any:
-        check_environment(url)
+        if is_ours(_asked_backend()):
+            check_environment(url)
         return connect(url, *args, **kwargs)
 
     handlers["env"] = check_and_connect
+
+
+def _asked_backend() -> str:
+    """The backend of the init_process_group that this call comes from, which torch tells no
+    handler; "" for a call from elsewhere.
+    """
+    asks = inspect.unwrap(import_module("torch.distributed").init_process_group).__code__
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None and frame.f_code is not asks:
+        frame = frame.f_back
+    return "" if frame is None else str(frame.f_locals["backend"])
 
 
 def check_environment(url: str) -> None:

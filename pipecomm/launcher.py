@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipecomm.errors import ConfigError
-from pipecomm.rank import EVENT_FD, EXIT_OTHER_RANK, LAUNCHER_PID, Event
+from pipecomm.rank import ENDED_BY_ANOTHER, EVENT_FD, EXIT_OTHER_RANK, LAUNCHER_PID, Event
 
 __all__ = ["Outcome", "launch", "open_store"]
 
@@ -36,7 +36,9 @@ _READ_NBYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended: 0, the failed rank's exit code, or 128 + the number of a signal."""
+    """How a job ended: 0, the exit code of the rank that failed first, or 128 + the number of a
+    signal. 1 where a rank ended with 0 and others failed because of that.
+    """
 
     exit_code: int
     text: str = ""
@@ -77,7 +79,10 @@ def launch(
     """Run `command` as ranks 0 to num_ranks - 1 until all have ended; none outlives this call.
 
     A rank that fails or is killed ends the job: the others get 2.5 s to end by themselves, then
-    they are stopped. SIGINT, SIGTERM and SIGHUP are passed on. Call it from the main thread.
+    they are stopped. The outcome is that of the first cause: a rank that was killed, else one that
+    failed and did not report another as the reason (as all do that use pipecomm), else one that
+    ended with 0 and left them. SIGINT, SIGTERM and SIGHUP are passed on. Call it from the main
+    thread.
     Raises ConfigError when the port is in use.
     """
     store = open_store(port)
@@ -112,16 +117,31 @@ class _Stream:
 
 
 @dataclass
+class _End:
+    """A descriptor of a process, which can be read once that has ended."""
+
+    descriptor: int
+    on_end: Callable[[], None]
+
+    def read(self) -> bool:
+        self.on_end()
+        return False
+
+
+@dataclass
 class _Job:
     num_ranks: int
     on_event: Callable[[Event], None]
     ranks: list[subprocess.Popen[bytes]] = field(default_factory=list)
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    # In the order in which they ended.
     exit_codes: dict[int, int] = field(default_factory=dict)
+    # Those that ended before they were told to, and those that said that another one was why.
+    ended_alone: list[int] = field(default_factory=list)
+    followers: set[int] = field(default_factory=set)
     stop_at_s: float | None = None
     kill_at_s: float | None = None
     received: int | None = None
-    culprit: int | None = None
 
     @property
     def is_running(self) -> bool:
@@ -132,7 +152,7 @@ class _Job:
             if self.received is not None:
                 return
             output = self._open(functools.partial(_say, f"[rank {rank}] "))
-            events = self._open(self._hand_on)
+            events = self._open(functools.partial(self._hand_on, rank))
             try:
                 self.ranks.append(
                     subprocess.Popen(
@@ -150,14 +170,13 @@ class _Job:
             finally:
                 os.close(output)
                 os.close(events)
+            end = os.pidfd_open(self.ranks[rank].pid)
+            ended = functools.partial(self._ended, rank)
+            self.selector.register(end, selectors.EVENT_READ, _End(end, ended))
 
     def watch(self) -> None:
         """Wait a moment; pass output and events on; see who ended; stop the rest when due."""
         self._pump(_POLL_S)
-        for rank in self._left():
-            code = _exit_code(self.ranks[rank].pid)
-            if code is not None:
-                self._ended(rank, code)
         now_s = time.monotonic()
         if self.received is not None and self.kill_at_s is None:
             self._stop(self.received)
@@ -172,6 +191,9 @@ class _Job:
         """End what is left at once, with all that it started; show what it still said. Once only:
         the ranks' process ids are given back here.
         """
+        for key in list(self.selector.get_map().values()):
+            if isinstance(key.data, _End):
+                self._close(key.data)
         self._signal(signal.SIGKILL)
         for rank, process in enumerate(self.ranks):
             self.exit_codes.setdefault(rank, process.wait())
@@ -185,33 +207,56 @@ class _Job:
         if self.received is not None:
             name = signal.Signals(self.received).name
             return Outcome(128 + self.received, f"stopped by {name}")
-        if self.culprit is None:
+        if not any(self.exit_codes[rank] for rank in self.ended_alone):
             return Outcome(0)
-        code = self.exit_codes[self.culprit]
-        return Outcome(code if code > 0 else 128 - code, self._describe(self.culprit))
+        # The first of the highest: max() keeps the order of their ends.
+        cause = max(self.ended_alone, key=self._blame)
+        code = self.exit_codes[cause]
+        return Outcome(code or 1 if code >= 0 else 128 - code, self._describe(cause))
 
-    def _ended(self, rank: int, code: int) -> None:
+    def _ended(self, rank: int) -> None:
+        # The process stays a zombie, so that its id is not given away.
+        status = os.waitid(os.P_PID, self.ranks[rank].pid, os.WEXITED | os.WNOWAIT)
+        assert status is not None
+        code = status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
         self.exit_codes[rank] = code
         # What ends after a signal of ours did not fail by itself.
-        if code == 0 or self.kill_at_s is not None:
+        if self.kill_at_s is not None:
             return
-        if self.culprit is None or _blame(code) > _blame(self.exit_codes[self.culprit]):
-            self.culprit = rank
-        if self.stop_at_s is None:
+        self.ended_alone.append(rank)
+        if code != 0 and self.stop_at_s is None:
             self.stop_at_s = time.monotonic() + _GRACE_S
+
+    def _blame(self, rank: int) -> int:
+        """Highest for the first cause: killed; failed by itself; left those that then failed."""
+        code = self.exit_codes[rank]
+        if code < 0:
+            return 4
+        if code == 0:
+            return 2 if self.followers else 0
+        if rank in self.followers:
+            return 1
+        # Only where nobody reports does a code that ranks of ours have used tell anything.
+        return 3 if self.followers or code != EXIT_OTHER_RANK else 2
 
     def _left(self) -> list[int]:
         return [rank for rank in range(len(self.ranks)) if rank not in self.exit_codes]
 
-    def _hand_on(self, line: str) -> None:
+    def _hand_on(self, rank: int, line: str) -> None:
         # A rank that is killed may leave half an event.
         with contextlib.suppress(json.JSONDecodeError):
-            self.on_event(json.loads(line))
+            event = json.loads(line)
+            if event.get("event") == ENDED_BY_ANOTHER:
+                self.followers.add(rank)
+            else:
+                self.on_event(event)
 
     def _describe(self, rank: int) -> str:
         code = self.exit_codes[rank]
         where = f"rank {rank} of {self.num_ranks} (process {self.ranks[rank].pid})"
-        if code >= 0:
+        if code == 0:
+            return f"{where} ended, with exit code 0, while others still needed it"
+        if code > 0:
             return f"{where} failed with exit code {code}"
         return f"{where} was lost: killed by {_signal_name(-code)}"
 
@@ -237,7 +282,7 @@ class _Job:
                 self._close(key.data)
         return bool(ready)
 
-    def _close(self, stream: _Stream) -> None:
+    def _close(self, stream: _Stream | _End) -> None:
         self.selector.unregister(stream.descriptor)
         os.close(stream.descriptor)
 
@@ -276,21 +321,6 @@ def _environment(rank: int, num_ranks: int, port: int, event_fd: int) -> Mapping
         LAUNCHER_PID: str(os.getpid()),
         EVENT_FD: str(event_fd),
     }
-
-
-def _exit_code(pid: int) -> int | None:
-    """As Popen.returncode, but the process stays a zombie, so that its id is not given away."""
-    status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if status is None:
-        return None
-    return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
-
-
-def _blame(code: int) -> int:
-    """Higher for the rank that failed first: ended for another one, failed by itself, killed."""
-    if code < 0:
-        return 2
-    return 0 if code == EXIT_OTHER_RANK else 1
 
 
 def _signal_name(number: int) -> str:

@@ -205,6 +205,10 @@ class Links:
     def size(self) -> int:
         return int(self._core.size)
 
+    def shares_memory(self, peer: int) -> bool:
+        """Whether that stage runs on this host; the same seen from either of the two."""
+        return bool(self._core.shares_memory(peer))
+
     def use_device(self, device: torch.device) -> None:
         """Say where tensors will lie. What other ranks send to a device that this rank has not
         named, or used, by then, comes through the host.

@@ -1,16 +1,19 @@
-"""How many bytes per second the links to the neighbouring stages carry, by trying."""
+"""How many bytes per second the links to the neighbouring stages carry, by trying where need be."""
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Collection
+from itertools import pairwise
 
 import torch
 
 from pipecomm.codec import Codec
-from pipecomm.link import Links
+from pipecomm.link import LinkEmulation, Links
 from pipecomm.stats import Direction
 
-__all__ = ["measure_speeds"]
+__all__ = ["boundary_speeds", "measure_speeds"]
 
 _RAW = Codec("raw")
 _FIRST_NBYTES = 64 << 10
@@ -25,20 +28,41 @@ _ANSWERS: dict[Direction, Direction] = {"forward": "backward", "backward": "forw
 _CPU = torch.device("cpu")
 
 
-def measure_speeds(links: Links, device: torch.device = _CPU) -> dict[Direction, float]:
+def boundary_speeds(
+    links: Links, device: torch.device = _CPU, emulation: LinkEmulation | None = None
+) -> list[float]:
+    """Bytes per second of each boundary, by its slower direction: one list, equal on all ranks.
+
+    Infinity between two ranks of one host, the rate of an emulated link as it is; only what
+    is neither is measured. All ranks call this together, as measure_speeds.
+    """
+    neighbours = {links.rank - 1, links.rank + 1} & {*range(links.size)}
+    remote = [peer for peer in neighbours if not links.shares_memory(peer)]
+    measured = measure_speeds(links, device, remote)
+    emulated = 0.0 if emulation is None else emulation.mbps * 1e6 / 8
+    own = [emulated or measured.get(direction, math.inf) for direction in _STEPS]
+    ranks = links.gather(torch.tensor(own, dtype=torch.float64))
+    return [min(float(lower[0]), float(upper[1])) for lower, upper in pairwise(ranks)]
+
+
+def measure_speeds(
+    links: Links, device: torch.device = _CPU, peers: Collection[int] | None = None
+) -> dict[Direction, float]:
     """Bytes per second from this rank to the next ("forward") and the one before ("backward").
 
     All ranks call this together, between begin_step() and the next one. One link after the other
     is tried, between tensors on each rank's `device`, with messages that grow until one takes
-    30 ms; latency is taken off. The first rank has no "backward", the last no "forward". Errors as
-    in Transfer.wait.
+    30 ms; latency is taken off. The first rank has no "backward", the last no "forward". `peers`
+    leaves out links to others (default: none); both ranks of a link must. Errors as in
+    Transfer.wait.
     """
     speeds: dict[Direction, float] = {}
+    tried = range(links.size) if peers is None else peers
     for direction, step in _STEPS.items():
         asking, asked = links.rank - step, links.rank + step
-        if 0 <= asking < links.size:
+        if 0 <= asking < links.size and asking in tried:
             _answer(links, asking, direction, device)
-        if 0 <= asked < links.size:
+        if 0 <= asked < links.size and asked in tried:
             speeds[direction] = _ask(links, asked, direction, device)
     return speeds
 

@@ -28,7 +28,8 @@ Shape = Sequence[int]
 Handles = dict[str, dist.Work]
 OneOrMore = Tensor | list[Tensor | None] | None
 
-_connections: WeakKeyDictionary[dist.ProcessGroup, Any] = WeakKeyDictionary()
+# The backend of a group, and the options it was made with.
+_connections: WeakKeyDictionary[dist.ProcessGroup, tuple[Any, BackendOptions]] = WeakKeyDictionary()
 
 
 class P2PCommunicator:
@@ -60,9 +61,9 @@ class P2PCommunicator:
     ) -> None:
         """Called on all ranks of pp_group, whose own backend may be any.
 
-        The first one for a pp_group connects the ranks; later ones use the same connections and
-        ignore `options`. Received tensors lie on `device`; default: the current CUDA device if
-        there is one, else the CPU.
+        The first one for a pp_group connects the ranks; later ones use the same connections:
+        ConfigError where they give other `options` than the first. Received tensors lie on
+        `device`; default: the current CUDA device if there is one, else the CPU.
         """
         self.pp_group = pp_group
         self.config = config
@@ -295,8 +296,16 @@ class P2PCommunicator:
 def _connection(pp_group: dist.ProcessGroup, options: BackendOptions | None) -> Any:
     # Megatron makes a communicator for every step.
     if pp_group not in _connections:
-        _connections[pp_group] = connect_beside(pp_group, options)
-    return _connections[pp_group]
+        options = options or BackendOptions()
+        _connections[pp_group] = connect_beside(pp_group, options), options
+    connection, made_with = _connections[pp_group]
+    if options is not None and options != made_with:
+        raise ConfigError(
+            f"expected the options that this pipeline group was connected with, {made_with}; got "
+            f"{options}; where: rank {pp_group.rank()} of the group; give all communicators of a "
+            f"group the same options, or only the first one"
+        )
+    return connection
 
 
 def _as_shapes(shapes: Any) -> tuple[list[Shape], bool]:

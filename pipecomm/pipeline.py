@@ -121,7 +121,7 @@ class Pipeline:
             )
             try:
                 with self._shared_step("the start"):
-                    self._codecs = choose_codecs(self._links, policies, self.device)
+                    self._codecs = choose_codecs(self._links, policies, self.device, emulation)
             except BaseException:
                 self.close()
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from pipecomm.codec import Codec
 from pipecomm.errors import ConfigError, LinkTimeoutError
 from pipecomm.link import LinkEmulation, Links, announce
-from pipecomm.link_speed import measure_speeds
+from pipecomm.link_speed import boundary_speeds
 from pipecomm.policy import AUTO, BoundaryCodec, CodecPolicy, codec_for_speed
 from pipecomm.stats import Direction
 
@@ -91,32 +92,45 @@ def connect_stages(
 
 
 def choose_codecs(
-    links: Links, policies: Mapping[Direction, CodecPolicy], device: torch.device
+    links: Links,
+    policies: Mapping[Direction, CodecPolicy],
+    device: torch.device,
+    emulation: LinkEmulation | None = None,
 ) -> dict[Direction, BoundaryCodec]:
     """What this rank uses for what it sends: "forward" except on the last, "backward" on the first.
 
-    All ranks call this together in a step. Measures the links where "auto" asks for it, with
-    tensors on `device`.
+    All ranks call this together in a step. "auto" is decided by the speed of the boundary's slower
+    direction, measured with tensors on `device` where it is not known: all ranks decide alike, for
+    all boundaries, and log what to write to have the same again.
     """
-    speeds: dict[Direction, float] = {}
     num_boundaries = links.size - 1
+    speeds = [math.inf] * num_boundaries
     if any(AUTO in policy.names for policy in policies.values()):
-        speeds = measure_speeds(links, device)
+        speeds = boundary_speeds(links, device, emulation)
     chosen: dict[Direction, BoundaryCodec] = {}
-    boundaries: dict[Direction, int] = {"forward": links.rank, "backward": links.rank - 1}
-    for direction, boundary in boundaries.items():
-        if not 0 <= boundary < num_boundaries:
-            continue
+    own: dict[Direction, int] = {"forward": links.rank, "backward": links.rank - 1}
+    for direction, boundary in own.items():
         policy = policies[direction]
-        name = policy.at(boundary, num_boundaries)
-        codec = codec_for_speed(speeds[direction]) if name == AUTO else Codec(name)
-        if name == AUTO:
-            _log.info(
-                "stage %d, %s: the link carries %.3g MB/s; codec %s",
-                links.rank, direction, speeds[direction] / 1e6, codec,
-            )  # fmt: skip
-        chosen[direction] = BoundaryCodec(policy, codec, f"stage {links.rank}, {direction}")
+        codecs = [_decide(policy.at(k, num_boundaries), speed) for k, speed in enumerate(speeds)]
+        if AUTO in policy.names:
+            _tell(direction, codecs, speeds)
+        if 0 <= boundary < num_boundaries:
+            where = f"stage {links.rank}, {direction}"
+            chosen[direction] = BoundaryCodec(policy, codecs[boundary], where)
     return chosen
+
+
+def _decide(name: str, speed: float) -> Codec:
+    return codec_for_speed(speed) if name == AUTO else Codec(name)
+
+
+def _tell(direction: Direction, codecs: list[Codec], speeds: list[float]) -> None:
+    name = {"forward": "codec", "backward": "grad_codec"}[direction]
+    links = ["memory of one host" if math.isinf(x) else f"{x / 1e6:.3g} MB/s" for x in speeds]
+    _log.info(
+        '%s="auto" decided by the links (%s); the same again: %s=%s',
+        name, ", ".join(links), name, [str(codec) for codec in codecs],
+    )  # fmt: skip
 
 
 def announce_failure(

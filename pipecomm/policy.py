@@ -20,8 +20,10 @@ _RAW = Codec("raw")
 # What may name the codecs of a pipeline.
 Codecs: TypeAlias = "str | Codec | Sequence[str | Codec] | CodecPolicy"
 _log = logging.getLogger("pipecomm")
-# Bytes per second of a link from which "auto" stays raw: what a codec does on one core.
+# Bytes per second of a link that a codec does not help: what one does on one core. A busy machine
+# makes links look slower, so that "auto" takes a codec only from a margin below on.
 _FAST_LINK = 2e9
+_SURELY_SLOW = 0.75
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class CodecPolicy:
     4 bits, from step 100 on; all else raw. Tensors that are not floats always pass bit for bit.
 
     Attributes:
-        codec: of every boundary, or one for each. "auto" chooses by the link's measured speed.
+        codec: of every boundary, or one for each. "auto" chooses by the link's speed.
         boundaries: those that use `codec`; the others stay raw. Default: all.
         keep_ends_raw: the first and the last boundary stay raw.
         warmup_steps: training steps at the start that stay raw.
@@ -115,11 +117,11 @@ def _canonical_name(codec: str | Codec) -> str:
 
 
 def codec_for_speed(bytes_per_s: float) -> Codec:
-    """What "auto" takes for a link: raw where a codec gains nothing, else 8 bits.
+    """What "auto" takes for a boundary: 8 bits where a codec surely gains, else raw.
 
     Fewer bits cost accuracy (docs/codecs.md), so that they have to be asked for.
     """
-    return _RAW if bytes_per_s >= _FAST_LINK else Codec("int8")
+    return Codec("int8") if bytes_per_s < _SURELY_SLOW * _FAST_LINK else _RAW
 
 
 class BoundaryCodec:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, TextIO
 
-from pipecomm.errors import ConfigError
+from pipecomm.errors import ConfigError, LinkTimeoutError, StageFailedError, TransportError
 
 __all__ = [
+    "ENDED_BY_ANOTHER",
     "EVENT_FD",
     "EXIT_OTHER_RANK",
     "LAUNCHER_PID",
@@ -23,6 +26,8 @@ __all__ = [
     "die_with_launcher",
     "event_pipe",
     "place_from_environment",
+    "report_end",
+    "report_uncaught",
 ]
 
 #: Exit code of a rank that ends because another one failed or was lost.
@@ -33,6 +38,11 @@ EVENT_FD = "PIPECOMM_EVENT_FD"
 
 #: A JSON object; its "event" says what kind.
 Event = dict[str, Any]
+#: The event of a rank that ends by what another rank did, or does not do.
+ENDED_BY_ANOTHER = "ended by another"
+
+# Gloo has one class for all errors; these it raises where a peer's connection has ended.
+_LOST_IN_GLOO = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
 _PR_SET_PDEATHSIG = 1
 _NUMBERS = ("RANK", "WORLD_SIZE", "MASTER_PORT")
@@ -95,6 +105,50 @@ def event_pipe() -> Callable[[Event], None] | None:
             line = line[os.write(int(descriptor), line) :]
 
     return send
+
+
+def report_end(error: BaseException) -> None:
+    """Tell the launcher, if there is one, where `error`, which ends this rank, says that another
+    rank is the cause: then it is not this one that the job's outcome names.
+    """
+    send = event_pipe()
+    # A grandchild has inherited the variable, not the rank.
+    if send is None or os.environ.get(LAUNCHER_PID) != str(os.getppid()):
+        return
+    if _is_by_another(_root(error)):
+        send({"event": ENDED_BY_ANOTHER})
+
+
+@functools.cache
+def report_uncaught() -> None:
+    """From now on report_end() is told of an exception that ends this process."""
+    if EVENT_FD not in os.environ:
+        return
+    show = sys.excepthook
+
+    def report_and_show(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        report_end(error)
+        show(kind, error, trace)
+
+    sys.excepthook = report_and_show
+
+
+def _root(error: BaseException) -> BaseException:
+    """The first of a chain of exceptions: what follows it is how the program took it."""
+    while True:
+        before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if before is None:
+            return error
+        error = before
+
+
+def _is_by_another(error: BaseException) -> bool:
+    if isinstance(error, (TransportError, StageFailedError, LinkTimeoutError)):
+        return True
+    is_torchs = type(error).__name__ in ("RuntimeError", "DistBackendError", "DistNetworkError")
+    return is_torchs and any(text in str(error) for text in _LOST_IN_GLOO)
 
 
 def claim_stdout() -> TextIO:

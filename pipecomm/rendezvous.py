@@ -12,6 +12,7 @@ from pipecomm._native import core
 from pipecomm.errors import ConfigError, LinkTimeoutError, StageFailedError, TransportError
 from pipecomm.flow import FlowLimits
 from pipecomm.interfaces import choose_address
+from pipecomm.rank import report_uncaught
 
 if TYPE_CHECKING:
     from pipecomm.memory import MemoryPool
@@ -72,6 +73,7 @@ def connect(
     """
     if not timeout_s > 0:
         raise ConfigError(f"expected a timeout of more than 0 s; got {timeout_s}")
+    report_uncaught()
     limits = limits or FlowLimits()
     deadline = time.monotonic() + timeout_s
     listener = core.Listener()

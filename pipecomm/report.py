@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
+from pipecomm.policy import AUTO
 from pipecomm.rank import Event
 
 __all__ = ["Report"]
@@ -85,8 +86,15 @@ class Report:
             console.width = max(console.width, _MIN_TABLE_WIDTH)
         console.print(_table(document))
         for run in document["runs"]:
+            if AUTO in (run["codec"], run["grad_codec"]):
+                print(_in_use(run), file=self._stdout, flush=True)
             for file in run["files"]:
                 print(f"wrote {file}", file=self._stdout, flush=True)
+
+
+def _in_use(run: dict[str, Any]) -> str:
+    """What "auto" took, as `Pipeline` takes it to have the same again."""
+    return f"{run['name']} took codec={run['codecs']}, grad_codec={run['grad_codecs']}"
 
 
 def _compare(raw: dict[str, Any], chosen: dict[str, Any]) -> dict[str, float]:

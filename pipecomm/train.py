@@ -145,6 +145,7 @@ class _Run:
         self._losses: list[float] = []
         self._stats: list[StepStats] = []
         self._held_out_losses: list[float] = []
+        self._codecs_in_use: dict[str, str] = {}
 
     def train(self, report: Callable[[Event], None]) -> dict[str, Any]:
         """Run all steps and the evaluation; give what was measured, the same on every rank."""
@@ -156,6 +157,7 @@ class _Run:
                     report(self._progress(step, time.monotonic() - start_s))
             for index in range(self._options.held_out_batches):
                 self._evaluate(pipeline, index)
+            self._codecs_in_use = pipeline.codecs
         return self._summary()
 
     def _connect(self) -> Pipeline:
@@ -209,10 +211,13 @@ class _Run:
         events = _gather(self._stats[typical].events)
         losses = _gather((self._losses, self._held_out_losses))[-1]
         num_tokens = self._options.batch_size * self._options.sequence_length
+        in_use = _gather(self._codecs_in_use)
         return {
             "name": self._name,
             "codec": self._codec,
             "grad_codec": self._grad_codec,
+            "codecs": [codecs["forward"] for codecs in in_use[:-1]],
+            "grad_codecs": [codecs["backward"] for codecs in in_use[1:]],
             "first_loss": losses[0][0],
             "train_loss": statistics.fmean(losses[0][-_NUM_FINAL_STEPS:]),
             "held_out_loss": statistics.fmean(losses[1]),

@@ -49,10 +49,10 @@ for index, name in enumerate(["gloo", None, "cpu:gloo", "fake"]):
 """
 
 
-def _run(code: str, folder: Path, **environment: str) -> subprocess.Popen[str]:
+def _run(code: str, folder: Path, *flags: str, **environment: str) -> subprocess.Popen[str]:
     kept = {name: text for name, text in os.environ.items() if "AUTOLOAD" not in name}
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", code],
+        [sys.executable, "-W", "error", *flags, "-c", code],
         cwd=folder,
         env={**kept, **environment},
         text=True,
@@ -78,6 +78,25 @@ def test_program_that_imports_torch_gets_nothing_else_unless_it_asks(tmp_path: P
     first = _run("import pipecomm\n" + look, tmp_path, PIPECOMM_AUTOLOAD="1")
     assert _finish(off) == ("False\n", "")
     assert _finish(first) == ("True\n", "")
+
+
+@pytest.mark.parametrize("value", ["", "1"])
+def test_torch_is_imported_where_only_our_metadata_is_on_the_path(
+    value: str, tmp_path: Path
+) -> None:
+    """As when the folder of an environment with an editable install is on PYTHONPATH: -S."""
+    folders = {str(Path(module.__file__ or "").parents[1]) for module in (torch, pytest)}
+    looking = _run(
+        "import torch; print(torch.ones(1).sum().item())",
+        tmp_path,
+        "-S",
+        PYTHONPATH=os.pathsep.join(folders),
+        PIPECOMM_AUTOLOAD=value,
+    )
+    out, err = _finish(looking)
+    assert out == "1.0\n"
+    assert err.count("\n") == bool(value)
+    assert ("PIPECOMM_AUTOLOAD has no effect: No module named 'pipecomm'" in err) == bool(value)
 
 
 def _load(monkeypatch: pytest.MonkeyPatch, value: str) -> None:

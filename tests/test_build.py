@@ -104,6 +104,36 @@ def test_num_jobs_without_a_wish_fits_processors_and_memory(
     assert setup_py.num_jobs() == expected
 
 
+@pytest.mark.parametrize(
+    ("cgroup", "mount", "name"),
+    [
+        ("0::/a/b", "/ /cg rw - cgroup2 cgroup2 rw", "memory.max"),
+        ("4:cpu:/x\n3:memory:/a/b", "/ /cg rw - cgroup cgroup rw,memory", "memory.limit_in_bytes"),
+        ("0::/docker/1/a/b", "/docker/1 /cg rw - cgroup2 cgroup2 rw", "memory.max"),
+    ],
+)
+def test_memory_limits_are_those_of_the_control_group_and_all_above(
+    setup_py: Any, tmp_path: Path, cgroup: str, mount: str, name: str
+) -> None:
+    (tmp_path / "cg/a/b").mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"{cgroup}\n")
+    (tmp_path / "proc/self/mountinfo").write_text(
+        f"22 1 0:21 / /tmp rw - tmpfs rw\n30 23 0:26 {mount}\n"
+    )
+    (tmp_path / "cg/a/b" / name).write_text("max\n")
+    (tmp_path / "cg/a" / name).write_text("3000\n")
+    (tmp_path / "cg" / name).write_text("4000\n")
+    assert setup_py.memory_limits(tmp_path) == [3000, 4000]
+
+
+def test_memory_of_a_system_without_control_groups_is_the_machines(
+    setup_py: Any, tmp_path: Path
+) -> None:
+    assert setup_py.memory_limits(tmp_path) == []
+    assert setup_py.memory_gib() > 0
+
+
 @pytest.mark.parametrize("value", ["1", "64"])
 def test_num_jobs_wished_for_are_taken(
     setup_py: Any, monkeypatch: pytest.MonkeyPatch, value: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from importlib import import_module
 
 import pytest
 import torch.distributed as dist
@@ -52,10 +53,37 @@ def test_all_that_is_wrong_is_named_at_once(
     assert named[1].split(", ") == texts
 
 
-def test_error_is_a_value_error_as_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", ["pipecomm", "cpu:gloo,cuda:pipecomm"])
+def test_error_is_a_value_error_as_torchs_own(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _set(monkeypatch, MASTER_PORT=None)
-    with pytest.raises(ValueError, match="MASTER_PORT"):
-        dist.init_process_group("gloo")
+    with pytest.raises(ValueError, match="no MASTER_PORT; start the ranks with torchrun"):
+        dist.init_process_group(backend)
+
+
+@pytest.mark.parametrize("backend", ["gloo", None, "cpu:gloo"])
+@pytest.mark.parametrize(
+    "changed", [{"MASTER_PORT": None}, {"RANK": None, "WORLD_SIZE": None}, {"WORLD_SIZE": "two"}]
+)
+def test_other_backends_fail_as_without_us(
+    backend: str | None, changed: dict[str, str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _set(monkeypatch, **changed)
+    handlers = import_module("torch.distributed.rendezvous")._rendezvous_handlers
+    with pytest.raises(ValueError, match=r".") as here:
+        dist.init_process_group(backend)
+    monkeypatch.setitem(handlers, "env", handlers["env"].__wrapped__)
+    with pytest.raises(ValueError, match=r".") as torchs:
+        dist.init_process_group(backend)
+    assert type(here.value) is type(torchs.value)
+    assert str(here.value) == str(torchs.value)
+
+
+def test_rendezvous_that_asks_for_no_backend_is_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    _set(monkeypatch, MASTER_ADDR=None, MASTER_PORT=None)
+    with pytest.raises(ValueError, match="environment variable MASTER_ADDR expected"):
+        next(dist.rendezvous("env://"))
 
 
 def test_rank_and_size_may_come_from_the_call(monkeypatch: pytest.MonkeyPatch) -> None:

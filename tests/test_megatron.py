@@ -280,6 +280,11 @@ def options_of_the_first_communicator_hold(rank: int, size: int, group: Group) -
     gradients = communicator.recv_backward((4, 64), last)
     assert first or 0 < (activations - sent).abs().max() < 0.1
     assert last or torch.equal(gradients, sent)
+    # Megatron makes one for every step: with the same options, or with none.
+    _communicator(group, BackendOptions(codec="int8", min_nbytes=0))
+    P2PCommunicator(group, _config())
+    with pytest.raises(ConfigError, match=r"connected with, .*int8.*; got .*int4"):
+        _communicator(group, BackendOptions(codec="int4", min_nbytes=0))
 
 
 CHECKS: tuple[Check, ...] = (

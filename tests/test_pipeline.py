@@ -166,8 +166,8 @@ def test_auto_takes_8_bits_on_slow_links(results: Any) -> None:
     first, last = results(2, automatic)
     for mbps in (8000.0, 20.0):
         assert (first[mbps]["forward"], last[mbps]["backward"]) == ("int8", "int8")
-    # The real link's speed is the machine's, which may be busy.
-    assert first[0.0]["forward"] in ("raw", "int8")
+    # One host's memory is not measured, however busy the machine is.
+    assert (first[0.0]["forward"], last[0.0]["backward"]) == ("raw", "raw")
 
 
 def test_autocast_boundary_is_bf16_in_both_directions(results: Any) -> None:

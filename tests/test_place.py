@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -9,6 +10,9 @@ import torch
 import torch.distributed as dist
 
 import pipecomm
+from pipecomm import place
+from pipecomm.place import choose_codecs
+from pipecomm.policy import CodecPolicy
 from tests.ranks import spawn_ranks
 
 
@@ -74,3 +78,51 @@ def test_failure_while_codecs_are_chosen_ends_the_start_on_every_rank() -> None:
     assert second.startswith("TensorError: no speed to be had")
     assert "stage 1 of 2: TensorError" in first
     assert "no speed to be had" in first
+
+
+class _LinksOf:
+    """Stands in for the links of one rank out of three."""
+
+    size = 3
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+
+def _chosen(rank: int, policies: dict[Any, CodecPolicy]) -> dict[Any, str]:
+    links: Any = _LinksOf(rank)
+    found = choose_codecs(links, policies, torch.device("cpu"))
+    return {direction: str(boundary.codec) for direction, boundary in found.items()}
+
+
+def test_auto_decides_both_directions_of_a_boundary_alike_and_says_how_to_repeat_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(place, "boundary_speeds", lambda *_: [float("inf"), 1e8])
+    policies: dict[Any, CodecPolicy] = {
+        "forward": CodecPolicy("auto"),
+        "backward": CodecPolicy("auto", keep_ends_raw=True),
+    }
+    with caplog.at_level(logging.INFO, "pipecomm"):
+        assert _chosen(1, policies) == {"forward": "int8", "backward": "raw"}
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first == (
+        'codec="auto" decided by the links (memory of one host, 100 MB/s); '
+        "the same again: codec=['raw', 'int8']"
+    )
+    assert second.endswith("the same again: grad_codec=['raw', 'raw']")
+    policies["backward"] = CodecPolicy("auto")
+    assert _chosen(0, policies) == {"forward": "raw"}
+    assert _chosen(2, policies) == {"backward": "int8"}
+
+
+def test_decision_of_auto_can_be_given_as_the_text_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_asked(*_: Any) -> list[float]:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(place, "boundary_speeds", not_asked)
+    policies: dict[Any, CodecPolicy] = {
+        "forward": CodecPolicy(["raw", "int8"]),
+        "backward": CodecPolicy("raw"),
+    }
+    assert _chosen(1, policies) == {"forward": "int8", "backward": "raw"}

@@ -98,9 +98,18 @@ def test_policy_of_another_number_of_boundaries_is_refused(policy: CodecPolicy, 
 
 
 @pytest.mark.parametrize(
-    ("bytes_per_s", "codec"), [(10e9, "raw"), (1.25e9, "int8"), (12.5e6, "int8"), (0.0, "int8")]
+    ("bytes_per_s", "codec"),
+    [
+        (float("inf"), "raw"),
+        (10e9, "raw"),
+        (2.03e9, "raw"),
+        (1.6e9, "raw"),
+        (1.25e9, "int8"),
+        (12.5e6, "int8"),
+        (0.0, "int8"),
+    ],
 )
-def test_auto_takes_8_bits_where_a_codec_is_faster_than_the_link(
+def test_auto_takes_8_bits_where_a_codec_is_surely_faster_than_the_link(
     bytes_per_s: float, codec: str
 ) -> None:
     assert codec_for_speed(bytes_per_s) == Codec(codec)

@@ -38,6 +38,8 @@ def run_result(name: str, **changes: Any) -> dict[str, Any]:
         "name": name,
         "codec": name,
         "grad_codec": name,
+        "codecs": [name] * 2,
+        "grad_codecs": [name] * 2,
         "first_loss": 5.6,
         "train_loss": 2.0,
         "held_out_loss": 2.0,
@@ -143,3 +145,11 @@ def test_nothing_is_left_open_when_the_training_ends_early() -> None:
     assert stdout == ""
     # The cursor that the bar hides comes back.
     assert stderr.count("\x1b[?25l") == stderr.count("\x1b[?25h") == 1
+
+
+def test_what_auto_took_is_printed_as_it_can_be_asked_for_again() -> None:
+    stdout = io.StringIO()
+    report = Report(stdout, io.StringIO(), as_json=False)
+    report(start())
+    report(result(run_result("auto", codecs=["raw", "int8"], grad_codecs=["raw", "raw"])))
+    assert "auto took codec=['raw', 'int8'], grad_codec=['raw', 'raw']\n" in stdout.getvalue()

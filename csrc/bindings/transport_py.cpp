@@ -136,6 +136,7 @@ void register_communicator(py::module_& module) {
       .def("set_fail_together", &Communicator::set_fail_together)
       .def("close", [](Communicator& self) { without_gil([&] { return self.close(), 0; }); })
       .def("counters", [](Communicator& self, int peer) { return without_gil([&] { return self.counters(peer); }); })
+      .def("shares_memory", &Communicator::shares_memory, py::arg("peer"))
       .def("path", &Communicator::path, py::arg("peer"), "How bytes get there, in words.")
       .def("capsule", &to_capsule);
 }

@@ -9,12 +9,11 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <fstream>
-#include <limits>
 #include <string>
 
 #include "base/error.h"
 #include "memory/addresses.h"
+#include "memory/available.h"
 
 namespace pipecomm {
 namespace {
@@ -26,22 +25,11 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
               "expected " + std::to_string(nbytes) + " bytes of shared memory from the system; got: " + why);
 }
 
-// Bytes the kernel can give without swapping; SIZE_MAX where it does not say.
-std::size_t available_nbytes() {
-  std::ifstream meminfo("/proc/meminfo");
-  std::string name;
-  std::size_t kilobytes = 0;
-  while (meminfo >> name) {
-    if (name == "MemAvailable:" && meminfo >> kilobytes) return kilobytes * 1024;
-    meminfo.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
-  }
-  return SIZE_MAX;
-}
-
 // fallocate of more than there is would wake the OOM killer instead of failing.
 void check_available(std::size_t nbytes) {
-  const std::size_t available = available_nbytes();
-  if (nbytes > available) throw_exhausted(nbytes, std::to_string(available) + " bytes available on this machine");
+  const AvailableMemory available = available_memory();
+  if (nbytes <= available.nbytes) return;
+  throw_exhausted(nbytes, std::to_string(available.nbytes) + " bytes available " + available.where);
 }
 
 void check_seals(int fd) {

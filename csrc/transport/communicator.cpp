@@ -135,9 +135,9 @@ class CommunicatorImpl final : public Communicator,
     bridges_.finish();
   }
 
+  bool shares_memory(int peer) const override { return bridges_.endpoint(peer).empty(); }
   std::string path(int peer) const override {
-    const std::string endpoint = bridges_.endpoint(peer);
-    std::string text = endpoint.empty() ? "shared memory" : "TCP to " + endpoint;
+    std::string text = shares_memory(peer) ? "shared memory" : "TCP to " + bridges_.endpoint(peer);
     if (is_closed_ || place_.side() == nullptr) return text;
     Progress::instance().exclusively([&] {
       for_each_link([&](Link& link) { text += link.peer() == peer ? link.sender().describe_device() : ""; });

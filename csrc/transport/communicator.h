@@ -144,6 +144,8 @@ class PC_API Communicator {
   // Cancels what is pending, says goodbye, frees everything. Idempotent. Transfers raise afterwards.
   virtual void close() = 0;
   virtual LinkCounters counters(int peer) const = 0;
+  // That peer is on this host: bytes get there through memory of both.
+  virtual bool shares_memory(int peer) const = 0;
   // How bytes get to that peer: "shared memory" or "TCP to <address>:<port>"; with tensors of a device sent there,
   // also ", in slots of <device>" or ", from <device> through the host".
   virtual std::string path(int peer) const = 0;
