@@ -52,7 +52,7 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
 
 def has_rows(value: Any) -> bool:
     """Whether it is a tensor, or an array of another library, with any dimension."""
-    return hasattr(type(value), "__dlpack__") and len(value.shape) > 0
+    return hasattr(type(value), "__dlpack__") and len(getattr(value, "shape", ())) > 0
 
 
 def find_hidden(value: Any) -> tuple[str, Any] | None:
