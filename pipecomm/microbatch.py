@@ -67,9 +67,11 @@ def split_step(
     given = {"inputs": inputs, "targets": targets, "kwargs": kwargs}
     whole = {name: value for name, value in given.items() if not _is_ready(value)}
     _check_rows(whole, num_microbatches, "in the batch")
-    parts = {name: _cut(name, value, num_microbatches) for name, value in given.items()}
+    # Iterators last: what is refused must not cost them a step's items.
+    names = sorted(given, key=lambda name: _is_ready(given[name]))
+    parts = {name: _cut(name, given[name], num_microbatches) for name in names}
     rows = [
-        _check_rows({name: part[i] for name, part in parts.items()}, 1, f"in microbatch {i}")
+        _check_rows({name: parts[name][i] for name in given}, 1, f"in microbatch {i}")
         for i in range(num_microbatches)
     ]
     parts = {name: map_leaves(_unmarked, part) for name, part in parts.items()}

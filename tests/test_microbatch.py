@@ -192,6 +192,13 @@ def test_tensor_in_an_object_that_cannot_be_opened_is_refused_by_type_and_path(
         split_step((torch.zeros(4), value), None, None, 2)
 
 
+def test_refused_targets_leave_an_iterator_of_inputs_alone() -> None:
+    source = iter([torch.zeros(2)] * 2)
+    with pytest.raises(ConfigError, match=r"targets: expected tensors.*Opaque"):
+        split_step(source, Opaque(torch.zeros(4)), None, 2)
+    assert len(list(source)) == 2
+
+
 def test_object_that_holds_itself_is_searched_once() -> None:
     value = Opaque(torch.tensor(0))
     value.value = [value]
