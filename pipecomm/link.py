@@ -84,10 +84,11 @@ class Transfer:
         With tensors of a CUDA device, until all of it is enqueued there: the caller's current
         stream then waits for the rest, and the host does not.
 
-        Received tensors own memory of the pool and are leaves whose requires_grad is the
-        sender's; None stands for a gradient that does not exist. On a device their memory is used
-        again once the stream that is current in this call has done what it was given before the
-        tensor died; a stream that reads them must be waited for by that one first.
+        Received tensors own memory of the pool (torch's, if coded and not row-major) and are
+        leaves with the sender's requires_grad and dense strides; None stands for a gradient that
+        does not exist. On a device their memory is used again once the stream that is current in
+        this call has done what it was given before the tensor died; a stream that reads them must
+        be waited for by that one first.
 
         Raises LinkTimeoutError, PeerLostError, StageFailedError, MessageMismatchError or
         TransportError; ConfigError when the sender runs another plan. The GIL is released while
@@ -250,8 +251,11 @@ class Links:
 
         None stands for a gradient that does not exist. Only float32, bfloat16 and float16
         tensors of at least `min_nbytes` go through `codec`; others pass bit-exact. The
-        tensors' data is kept alive until it has left and must not be changed before the
-        transfer is done.
+        tensors' data is kept alive until it has left and must not be changed, nor its storage
+        resized, before the transfer is done.
+
+        Raises TensorError for a tensor whose elements are not at its address, of more than 16
+        dimensions, or beyond 65535 in a message.
         """
         self._reap()
         plan = self._plan if microbatch == 0 else ""
