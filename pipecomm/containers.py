@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import deque, namedtuple
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -34,8 +34,9 @@ def open_container(value: Any) -> Opened | None:
     """
     if isinstance(value, PackedSequence):  # its dim 0 is not that of the samples
         return None
-    if not pytree.tree_is_leaf(value):
-        return _open_node(value)
+    kind: Any = namedtuple if pytree.is_namedtuple_instance(value) else type(value)
+    if node := pytree.SUPPORTED_NODES.get(kind):
+        return _open_node(node, value)
     return _open_mapping(value) if isinstance(value, Mapping) else None
 
 
@@ -73,17 +74,15 @@ def find_hidden(value: Any) -> tuple[str, Any] | None:
     return None
 
 
-def _open_node(value: Any) -> Opened:
-    def is_below(item: Any) -> bool:
-        return item is not value
-
-    items, spec = pytree.tree_flatten(value, is_leaf=is_below)
-    try:
-        named, _ = pytree.tree_flatten_with_path(value, is_leaf=is_below)
-        paths = [pytree.keystr(path) for path, _ in named]
-    except ValueError:  # a class registered without names for its items
-        paths = [f"[{index}]" for index in range(len(items))]
-    return Opened(list(zip(paths, items, strict=True)), spec.unflatten)
+def _open_node(node: pytree.NodeDef, value: Any) -> Opened:
+    # Not by pytree's tree_flatten: its helper is a cycle that holds the tensors until it is
+    # collected.
+    items, context = node.flatten_fn(value)
+    paths = [f"[{index}]" for index in range(len(items))]
+    if node.flatten_with_keys_fn is not None:
+        named, _ = node.flatten_with_keys_fn(value)
+        paths = [pytree.keystr((key,)) for key, _ in named]
+    return Opened(list(zip(paths, items, strict=True)), lambda new: node.unflatten_fn(new, context))
 
 
 def _open_mapping(value: Mapping[Any, Any]) -> Opened | None:

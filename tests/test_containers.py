@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import OrderedDict, UserDict
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -64,6 +66,24 @@ def test_mapped_container_is_the_same_object_where_nothing_changes() -> None:
     mapped = map_leaves(lambda leaf: -3 if leaf == 3 else leaf, value)
     assert mapped["a"] is value["a"]
     assert mapped["b"] == OrderedDict(c=UserDict(d=-3))
+
+
+class Holder:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def test_opened_and_searched_objects_are_free_when_they_are_dropped() -> None:
+    rows, hidden = torch.ones(2), Holder([{"y": torch.ones(2)}])
+    watched = [weakref.ref(rows), weakref.ref(hidden)]
+    gc.disable()
+    try:
+        map_leaves(lambda leaf: leaf + 1, {"a": (rows, [UserDict(b=rows)])})
+        find_hidden(hidden)
+        del rows, hidden
+        assert [watch() for watch in watched] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_search_ends_after_a_thousand_objects() -> None:
