@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pipecomm.flow import FlowLimits
     from pipecomm.link import LinkEmulation
     from pipecomm.memory import MemoryPool
+    from pipecomm.microbatch import ForEveryMicrobatch
     from pipecomm.pipeline import Pipeline
     from pipecomm.policy import CodecPolicy
 
@@ -27,6 +28,7 @@ __all__ = [
     "Codec",
     "CodecPolicy",
     "FlowLimits",
+    "ForEveryMicrobatch",
     "LinkEmulation",
     "MemoryPool",
     "Pipeline",
@@ -43,6 +45,7 @@ _HOMES = {
     "Codec": "codec",
     "CodecPolicy": "policy",
     "FlowLimits": "flow",
+    "ForEveryMicrobatch": "microbatch",
     "LinkEmulation": "link",
     "MemoryPool": "memory",
     "Pipeline": "pipeline",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from pipecomm._native import core
+from pipecomm.addressable import ADVICE, why_not_addressable
 from pipecomm.errors import ConfigError, NotBuiltError, TensorError
 
 __all__ = ["QUANTIZABLE", "Codec"]
@@ -85,14 +86,13 @@ class Codec:
         of exactly ``wire_nbytes(x.shape, x.dtype)`` bytes; it is filled and returned. Gradients
         do not flow through. On CUDA the work goes to torch's current stream.
 
-        Raises TensorError for a dtype, layout, device or size that does not fit; ConfigError
+        Raises TensorError for a class, dtype, layout, device or size that does not fit; ConfigError
         for a seed that is not such a number; NotBuiltError for a CUDA tensor where pipecomm was
         built without CUDA.
         """
         _check_tensor(x, "x")
         _check_seed(seed)
         nbytes = self.wire_nbytes(x.shape, x.dtype)
-        _check_device(x)
         if out is None:
             out = torch.empty(nbytes, dtype=torch.uint8, device=x.device)
         else:
@@ -113,7 +113,6 @@ class Codec:
         """
         _check_tensor(out, "out")
         nbytes = self.wire_nbytes(out.shape, out.dtype)
-        _check_device(out)
         _check_wire(wire, nbytes, out, "wire")
         plain = out.detach()
         if plain.is_conj() or plain.is_neg():
@@ -182,6 +181,12 @@ def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
 def _check_tensor(value: object, name: str) -> None:
     if not isinstance(value, torch.Tensor):
         raise TensorError(f"{name}: expected a torch tensor; got {type(value).__name__}")
+    device = value.device
+    if device.type not in ("cpu", "cuda"):
+        raise TensorError(f"{name}: expected a tensor on the CPU or a CUDA device; got {device}")
+    refused = why_not_addressable(value)
+    if refused is not None:
+        raise TensorError(f"{name}: expected a dense tensor; got {refused}; {ADVICE}")
 
 
 def _check_seed(seed: object) -> None:
@@ -193,13 +198,6 @@ def _check_seed(seed: object) -> None:
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     # view() would refuse the strides of a slice of one element, or none.
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-
-
-def _check_device(tensor: torch.Tensor) -> None:
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        raise TensorError(f"expected a dense tensor; got layout {tensor.layout}")
-    if tensor.device.type not in ("cpu", "cuda"):
-        raise TensorError(f"expected a tensor on the CPU or a CUDA device; got {tensor.device}")
 
 
 def _check_wire(wire: torch.Tensor, nbytes: int, tensor: torch.Tensor, name: str) -> None:

@@ -61,7 +61,8 @@ def through(
 
     Forward decodes what `codec` encodes; backward does the same to the gradient with
     `grad_codec` and otherwise takes the codec for the identity (straight-through). The result is
-    a new contiguous tensor of x's shape, dtype and device. Tensors other than float32, bfloat16
+    a new contiguous tensor of x's shape, dtype and device (a boundary keeps dense strides, and
+    gives the same values). Tensors other than float32, bfloat16
     and float16 cross a boundary bit for bit: x itself is returned.
 
     A codec that rounds stochastically draws the same numbers in every call unless each is given

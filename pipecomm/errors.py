@@ -29,8 +29,8 @@ class ConfigError(PipecommError, ValueError):
     """A name, number or combination of settings that cannot work."""
 
 
-class TensorError(PipecommError, ValueError):
-    """A tensor whose dtype, shape, layout or device cannot be used here."""
+class TensorError(PipecommError, ValueError, TypeError):
+    """A tensor whose class, dtype, shape, layout or device cannot be used here."""
 
 
 class NotBuiltError(PipecommError, NotImplementedError):

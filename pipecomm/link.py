@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch.utils.dlpack import from_dlpack
 
-from pipecomm.codec import QUANTIZABLE, Codec
+from pipecomm.codec import Codec
 from pipecomm.errors import ConfigError, NotBuiltError, StageFailedError
 from pipecomm.flow import FlowLimits
 from pipecomm.memory import MemoryPool, default_pool
+from pipecomm.part import CPU_INDEX, to_part, to_tensor
 from pipecomm.rendezvous import Store, announce, connect
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ Direction = Literal["forward", "backward"]
 _RAW = "raw"
 _CPU = torch.device("cpu")
 _MAX_PLAN_NBYTES = 1000
-# The core's number for it.
-_CPU_INDEX = -1
 # Tensors of closed links that a stream may still read, until the peer has let it go.
 _left_behind: list[tuple[Any, list[Tensor]]] = []
 
@@ -86,10 +84,11 @@ class Transfer:
         With tensors of a CUDA device, until all of it is enqueued there: the caller's current
         stream then waits for the rest, and the host does not.
 
-        Received tensors own memory of the pool and are leaves whose requires_grad is the
-        sender's; None stands for a gradient that does not exist. On a device their memory is used
-        again once the stream that is current in this call has done what it was given before the
-        tensor died; a stream that reads them must be waited for by that one first.
+        Received tensors own memory of the pool (torch's, if coded and not row-major) and are
+        leaves with the sender's requires_grad and dense strides; None stands for a gradient that
+        does not exist. On a device their memory is used again once the stream that is current in
+        this call has done what it was given before the tensor died; a stream that reads them must
+        be waited for by that one first.
 
         Raises LinkTimeoutError, PeerLostError, StageFailedError, MessageMismatchError or
         TransportError; ConfigError when the sender runs another plan. The GIL is released while
@@ -102,8 +101,8 @@ class Transfer:
                 self._leaving.clear()
             return []
         if self._plan:
-            self._check_plan(_to_tensor(parts.pop(), _CPU) if parts else None)
-        return [_to_tensor(part, self._target) for part in parts]
+            self._check_plan(to_tensor(parts.pop(), _CPU) if parts else None)
+        return [to_tensor(part, self._target) for part in parts]
 
     def _check_plan(self, sent: Tensor | None) -> None:
         theirs = "something else" if sent is None else _plan_of(sent)
@@ -164,7 +163,7 @@ class Links:
         self._plan = ""
         self._leaving: deque[tuple[Any, list[Tensor]]] = deque()
         communicator.set_fail_together(True)
-        self._side = _Side(communicator.use_device(_CPU_INDEX))
+        self._side = _Side(communicator.use_device(CPU_INDEX))
 
     @classmethod
     def connect(
@@ -256,20 +255,23 @@ class Links:
 
         None stands for a gradient that does not exist. Only float32, bfloat16 and float16
         tensors of at least `min_nbytes` go through `codec`; others pass bit-exact. The
-        tensors' data is kept alive until it has left and must not be changed before the
-        transfer is done.
+        tensors' data is kept alive until it has left and must not be changed, nor its storage
+        resized, before the transfer is done.
+
+        Raises TensorError for a tensor whose elements are not at its address, of more than 16
+        dimensions, or beyond 65535 in a message.
         """
         self._reap()
-        kept: list[Tensor] = []
         plan = self._plan if microbatch == 0 else ""
         carried = [*tensors, _plan_tensor(plan)] if plan else tensors
         for tensor in tensors:
             self.use_device(_CPU if tensor is None else tensor.device)
-        parts = [_to_part(tensor, codec, min_nbytes, kept) for tensor in carried]
+        made = [to_part(tensor, codec, min_nbytes) for tensor in carried]
+        kept = [tensor for _, tensor in made if tensor is not None]
         is_on_device = any(tensor.is_cuda for tensor in kept)
         transfer = self._core.send(
             peer,
-            parts,
+            [part for part, _ in made],
             direction=direction,
             microbatch=microbatch,
             epoch=self._step,
@@ -352,31 +354,3 @@ def _plan_of(sent: Tensor) -> str:
     if sent.dtype != torch.uint8 or sent.dim() != 1 or sent.numel() > _MAX_PLAN_NBYTES:
         return "something else"
     return bytes(sent.tolist()).decode(errors="replace")
-
-
-def _to_part(
-    tensor: Tensor | None, codec: Codec, min_nbytes: int, kept: list[Tensor]
-) -> tuple[int | None, str, tuple[int, ...], str, bool, int]:
-    if tensor is None:
-        return (None, "uint8", (), _RAW, False, _CPU_INDEX)
-    data = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    kept.append(data)
-    is_coded = data.dtype in QUANTIZABLE and data.nbytes >= min_nbytes
-    name = codec.name if is_coded else _RAW
-    dtype = str(data.dtype).removeprefix("torch.")
-    index = data.device.index if data.is_cuda else _CPU_INDEX
-    return (data.data_ptr(), dtype, tuple(data.shape), name, tensor.requires_grad, index)
-
-
-def _to_tensor(part: tuple[Any, str, list[int], bool, bool], target: torch.device) -> Tensor | None:
-    data, dtype_name, shape, requires_grad, absent = part
-    if absent:
-        return None
-    dtype = getattr(torch, dtype_name)
-    if data is None:
-        tensor = torch.empty(shape, dtype=dtype, device=target)
-    else:
-        # The host need not wait for a copy: also pinned memory goes back in the stream's order.
-        tensor = from_dlpack(data).view(dtype).view(shape)
-        tensor = tensor.to(target, non_blocking=target.type == "cuda")
-    return tensor.requires_grad_(requires_grad)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from pipecomm.containers import find_hidden, map_leaves
 from pipecomm.errors import ConfigError
 from pipecomm.microbatch import Microbatches
 
@@ -80,10 +81,17 @@ class StepLoss:
 
 
 def _detached(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach()
-    if type(value) in (tuple, list):
-        return type(value)(_detached(item) for item in value)
-    if type(value) is dict:
-        return {key: _detached(item) for key, item in value.items()}
-    return value
+    return map_leaves(_detached_leaf, value)
+
+
+def _detached_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.detach()
+    path, tensor = find_hidden(leaf) or ("", None)
+    if getattr(tensor, "requires_grad", False):
+        raise TypeError(
+            f"expected outputs whose tensors can be detached, for return_outputs; got "
+            f"{type(leaf).__name__}, which holds one at {path}. Return a tuple or dict, or "
+            f"register the class with torch.utils._pytree"
+        )
+    return leaf

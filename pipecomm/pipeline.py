@@ -161,9 +161,10 @@ class Pipeline:
         """Run every microbatch forward and backward; gradients are added to the parameters' .grad.
 
         `inputs` (a tensor, or a tuple of positional arguments) are used on the first stage,
-        `targets` on the last, each rank's `kwargs` on its own stage. They are split along dim 0;
-        a list or an iterator holds ready microbatches instead. `loss_divisor` divides the loss,
-        for losses normalised by something other than rows.
+        `targets` on the last, each rank's `kwargs` on its own stage. Every tensor in them is split
+        along dim 0, in whatever container pytree or a dict can rebuild, but for what is marked
+        ForEveryMicrobatch; a list or an iterator holds ready microbatches instead.
+        `loss_divisor` divides the loss, for losses normalised by something other than rows.
 
         Raises what this stage raised, with stage and microbatch added as a note; on the other
         ranks StageFailedError, which is also a ValueError or TypeError where the original is.

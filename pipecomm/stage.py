@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from pipecomm.addressable import ADVICE, why_not_addressable
+
 __all__ = ["Head", "Stage", "boundary_tensors", "warm_up_backward"]
 
 # What the last stage does with its module's output: (microbatch, output) -> weighted loss, if any.
@@ -118,14 +120,14 @@ def boundary_tensors(output: Any, stage_index: int) -> tuple[Tensor, ...]:
         where = "" if items is not output else f" at position {position}"
         if not isinstance(item, Tensor):
             raise TypeError(_refusal(stage_index, f"{type(item).__name__}{where}"))
-        if item.layout != torch.strided:
-            raise TypeError(_refusal(stage_index, f"a tensor of layout {item.layout}{where}"))
+        refused = why_not_addressable(item)
+        if refused is not None:
+            raise TypeError(_refusal(stage_index, f"{refused}{where}"))
     return tuple(items)
 
 
 def _refusal(stage_index: int, got: str) -> str:
     return (
         f"expected a tensor or a tuple of tensors from stage {stage_index}; got {got}. Only dense "
-        f"tensors travel between stages: turn the value into one, or pass it to every stage with "
-        f"kwargs"
+        f"tensors travel between stages: {ADVICE}; or pass the value to every stage with kwargs"
     )

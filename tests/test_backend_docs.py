@@ -10,6 +10,7 @@ from tests import (
     test_backend_jobs,
     test_backend_life,
     test_backend_p2p,
+    test_backend_tensors,
     test_backend_waits,
     test_env_rendezvous,
 )
@@ -30,6 +31,7 @@ def test_every_statement_has_a_test_of_its_own() -> None:
     assert len(set(named)) == len(named)
     known = {
         *names(test_backend_p2p.CHECKS),
+        *names(test_backend_tensors.CHECKS),
         *names(test_backend_waits.CHECKS),
         *names(test_backend_groups.CHECKS),
         *(check.__name__ for check in test_backend_life.CHECKS),

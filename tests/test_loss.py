@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, UserDict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,6 +64,22 @@ def test_outputs_are_detached_and_in_order_of_microbatches() -> None:
     assert [part["y"].item() for part in kept] == [0, 1]
     assert [part["n"] for part in kept] == [(0, []), (1, [])]
     assert not any(part["y"].requires_grad for part in kept)
+
+
+def test_outputs_in_any_container_are_detached() -> None:
+    loss = StepLoss(None, [None], [1.0], keep_outputs=True)
+    loss(0, UserDict(a=OrderedDict(b=torch.ones(1, requires_grad=True) * 2)))
+    (kept,) = loss.outputs()
+    assert type(kept) is UserDict
+    assert type(kept["a"]) is OrderedDict
+    assert kept["a"]["b"].grad_fn is None
+
+
+def test_outputs_that_cannot_be_detached_are_refused_by_type_and_path() -> None:
+    loss = StepLoss(None, [None], [1.0], keep_outputs=True)
+    loss(0, SimpleNamespace(logits=torch.ones(1)))
+    with pytest.raises(TypeError, match=r"SimpleNamespace, which holds one at \.logits"):
+        loss(0, SimpleNamespace(logits=torch.ones(1, requires_grad=True)))
 
 
 @pytest.mark.parametrize("value", [torch.ones(2), 1.5, None, "text"])

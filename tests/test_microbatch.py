@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import OrderedDict, UserDict, UserList, defaultdict, deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, TensorDataset
 
+import pipecomm
 from pipecomm.errors import ConfigError
 from pipecomm.microbatch import num_rows, split, split_step
 
@@ -19,6 +26,66 @@ from pipecomm.microbatch import num_rows, split, split_step
 @dataclass
 class Opaque:
     value: Tensor
+
+
+class Pair(NamedTuple):
+    value: Any
+    label: Any
+
+
+@dataclass
+class Registered:
+    value: Any
+
+
+pytree.register_dataclass(Registered)
+
+
+class Unnamed(Opaque):
+    pass
+
+
+pytree.register_pytree_node(
+    Unnamed, lambda node: ([node.value], None), lambda items, _: Unnamed(*items)
+)
+
+
+class BatchEncoding(UserDict[str, Any]):
+    """What tokenizers of Hugging Face return: made of a dict, and of more."""
+
+    def __init__(self, data: dict[str, Any] | None = None, encodings: Any = None) -> None:
+        super().__init__(data)
+        self.encodings = encodings
+
+    def __getitem__(self, item: Any) -> Any:
+        return self.data[item] if isinstance(item, str) else self.encodings[item]
+
+
+class Attributes(dict[str, Any]):
+    __getattr__ = dict.__getitem__
+
+
+class Slotted:
+    __slots__ = ("unset", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Stubborn(Mapping[str, Any]):
+    """A mapping that cannot be made of a dict of its items."""
+
+    def __init__(self, value: Any) -> None:
+        self.items_ = {"value": value}
+
+    def __getitem__(self, key: str) -> Any:
+        return self.items_[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.items_)
+
+    def __len__(self) -> int:
+        return len(self.items_)
 
 
 def sizes(parts: list[Tensor]) -> list[int]:
@@ -53,10 +120,105 @@ def test_split_reaches_into_tuples_lists_and_dicts() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [None, 7, True, "text", Opaque(torch.zeros(4)), torch.tensor(1.0), object()]
+    "value", [None, 7, True, "text", Opaque(torch.tensor(4.0)), torch.tensor(1.0), object()]
 )
 def test_split_gives_the_same_object_to_every_part(value: Any) -> None:
     assert all(part is value for part in split(value, 3))
+
+
+CONTAINERS: dict[str, Any] = {
+    "OrderedDict": OrderedDict(a=torch.arange(4)),
+    "defaultdict": defaultdict(list, a=torch.arange(4)),
+    "deque": deque([torch.arange(4)]),
+    "namedtuple": Pair(torch.arange(4), "text"),
+    "result of torch": torch.arange(8).reshape(4, 2).max(dim=1),
+    "registered dataclass": Registered(torch.arange(4)),
+    "registered without names": Unnamed(torch.arange(4)),
+    "UserDict": UserDict(a=torch.arange(4)),
+    "batch of a tokenizer": BatchEncoding({"a": torch.arange(4)}, encodings=["whole"]),
+    "subclass of dict": Attributes(a=torch.arange(4)),
+    "frozen mapping": MappingProxyType({"a": torch.arange(4)}),
+}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_container_is_split_into_containers_of_its_class(name: str) -> None:
+    whole = CONTAINERS[name]
+    for value, inner in ((whole, lambda part: part), ({"x": (whole,)}, lambda part: part["x"][0])):
+        parts = [inner(part) for part in split(value, 2)]
+        assert [type(part) for part in parts] == [type(whole)] * 2
+        assert [num_rows(part) for part in parts] == [2, 2]
+
+
+def test_split_container_holds_its_rows_and_keeps_the_rest() -> None:
+    assert [part.data["a"].tolist() for part in split(CONTAINERS["batch of a tokenizer"], 2)] == [
+        [0, 1],
+        [2, 3],
+    ]
+    assert [part.label for part in split(CONTAINERS["namedtuple"], 2)] == ["text", "text"]
+    assert split(CONTAINERS["defaultdict"], 2)[1].default_factory is list
+
+
+def test_tokens_for_a_module_may_be_given_as_keywords_in_any_mapping() -> None:
+    data = split_step(torch.zeros(4), None, CONTAINERS["batch of a tokenizer"], 2)
+    assert [part["a"].tolist() for part in data.kwargs] == [[0, 1], [2, 3]]
+
+
+PACKED = pack_sequence([torch.zeros(3), torch.zeros(2), torch.zeros(1)])
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Opaque(torch.zeros(4, 2)), r"Opaque, which holds inputs\[1\]\.value \[4, 2\]"),
+        (Slotted(torch.zeros(4)), r"Slotted, which holds inputs\[1\]\.value \[4\]"),
+        (
+            Opaque([{"m": Slotted(torch.zeros(4))}]),
+            r"Opaque, which holds inputs\[1\]\.value\[0\]\['m'\]\.value \[4\]",
+        ),
+        (Stubborn(torch.zeros(4)), r"Stubborn, which holds inputs\[1\]\['value'\] \[4\]"),
+        (UserList([torch.zeros(4)]), r"UserList, which holds inputs\[1\]\.data\[0\] \[4\]"),
+        (PACKED, r"PackedSequence, which holds inputs\[1\]\[0\] \[6\]"),
+        (DataLoader(TensorDataset(torch.zeros(4))), r"DataLoader, which holds inputs\[1\]\."),
+        (np.zeros((4, 2)), r"inputs\[1\]: expected tensors, .*; got ndarray \[4, 2\]"),
+        (Opaque(np.zeros(4)), r"Opaque, which holds inputs\[1\]\.value \[4\]"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else type(value).__name__,
+)
+def test_tensor_in_an_object_that_cannot_be_opened_is_refused_by_type_and_path(
+    value: Any, text: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{text}.*pipecomm\.ForEveryMicrobatch"):
+        split_step((torch.zeros(4), value), None, None, 2)
+
+
+def test_refused_targets_leave_an_iterator_of_inputs_alone() -> None:
+    source = iter([torch.zeros(2)] * 2)
+    with pytest.raises(ConfigError, match=r"targets: expected tensors.*Opaque"):
+        split_step(source, Opaque(torch.zeros(4)), None, 2)
+    assert len(list(source)) == 2
+
+
+def test_object_that_holds_itself_is_searched_once() -> None:
+    value = Opaque(torch.tensor(0))
+    value.value = [value]
+    assert split(value, 2) == [value, value]
+
+
+@pytest.mark.parametrize("value", [torch.zeros(7, 7), Opaque(torch.zeros(4)), np.zeros(3), PACKED])
+def test_marked_value_is_the_same_object_in_every_part(value: Any) -> None:
+    marked = pipecomm.ForEveryMicrobatch(value)
+    data = split_step((torch.zeros(4), marked), {"y": marked}, {"table": marked}, 2)
+    assert data.rows == [2, 2]
+    assert all(args[1] is value for args in data.inputs)
+    assert all(target["y"] is value for target in data.targets)
+    assert all(part["table"] is value for part in data.kwargs)
+
+
+def test_marked_value_in_ready_microbatches_is_the_value() -> None:
+    table = torch.zeros(7, 7)
+    ready = [(torch.zeros(2), pipecomm.ForEveryMicrobatch(table)) for _ in range(2)]
+    assert all(args[1] is table for args in split_step(ready, None, None, 2).inputs)
 
 
 def test_num_rows_is_that_of_the_first_tensor_with_a_dimension() -> None:
@@ -102,6 +264,28 @@ def test_ready_microbatch_may_be_a_tuple_of_arguments() -> None:
     data = split_step([(torch.zeros(2), "a"), (torch.zeros(3), "b")], None, None, 2)
     assert [args[1] for args in data.inputs] == ["a", "b"]
     assert data.rows == [2, 3]
+
+
+@pytest.mark.parametrize("part", [OrderedDict(a=torch.zeros(2)), {"a": torch.zeros(2)}, PACKED])
+def test_ready_microbatch_that_is_no_tuple_of_arguments_is_one_argument(part: Any) -> None:
+    data = split_step([part, part], None, None, 2)
+    assert [len(args) for args in data.inputs] == [1, 1]
+    assert all(args[0] is part for args in data.inputs)
+
+
+def test_ready_microbatch_may_be_an_object_that_cannot_be_opened() -> None:
+    ready = [Opaque(torch.zeros(2)), Opaque(torch.zeros(3))]
+    data = split_step(ready, [torch.zeros(2), torch.zeros(3)], None, 2)
+    assert [args[0] for args in data.inputs] == ready
+    assert data.rows == [2, 3]
+
+
+def test_list_of_a_default_collation_is_told_apart_in_the_error() -> None:
+    (batch,) = DataLoader(TensorDataset(torch.zeros(8, 2), torch.zeros(8)), batch_size=8)
+    assert type(batch) is list
+    with pytest.raises(ConfigError, match=r"4 microbatches in inputs; got 2;.*tuple\(\.\.\.\)"):
+        split_step(batch, None, None, 4)
+    assert split_step(tuple(batch), None, None, 4).rows == [2] * 4
 
 
 def test_inputs_of_a_later_stage_are_left_alone() -> None:

@@ -19,7 +19,13 @@ from pipecomm.codec import Codec
 from pipecomm.errors import StageFailedError
 from pipecomm.memory import MemoryPool
 from pipecomm.pipeline import Pipeline
-from tests import pipeline_error_cases, pipeline_step_cases, test_grad_norm, test_pipeline_memory
+from tests import (
+    pipeline_data_cases,
+    pipeline_error_cases,
+    pipeline_step_cases,
+    test_grad_norm,
+    test_pipeline_memory,
+)
 from tests.pipeline_cases import (
     TIMEOUT_S,
     WIDTH,
@@ -99,6 +105,7 @@ _STEPS: tuple[Callable[[int, int], Any], ...] = (
     pipeline_step_cases.identity_outputs,
     pipeline_error_cases.stage_raises,
     pipeline_error_cases.step_after_an_error_is_right,
+    pipeline_data_cases.channels_last,
     test_pipeline_memory.evaluation_between_training,
     test_grad_norm.clipped_like_the_unsplit_model,
     absent_gradients,
@@ -150,6 +157,12 @@ def test_integers_arrive_exactly(results: Any) -> None:
     for found in results(pipeline_step_cases.integers_beside):
         assert found["error"] < 1e-5
         assert found["exact"]
+
+
+def test_channels_last_stages_keep_their_format(results: Any) -> None:
+    for found in results(pipeline_data_cases.channels_last):
+        assert found["error"] < 1e-5
+        assert sorted(found["seen"]) == sorted(found["unsplit"] * 6)
 
 
 def test_outputs_come_back_in_order(results: Any) -> None:

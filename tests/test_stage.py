@@ -230,7 +230,7 @@ def test_documented_refusals_are_those_tested_here() -> None:
     rows = [line.split("|")[1].strip() for line in table.splitlines() if "TypeError" in line]
     assert rows == [
         "`None`", "an int", "a bool", "a str", "a dict", "a dataclass", "a tuple inside the tuple",
-        "an empty tuple", "a sparse tensor",
+        "an empty tuple", "a sparse tensor", "a wrapper or other tensor without memory of its own",
     ]  # fmt: skip
 
 

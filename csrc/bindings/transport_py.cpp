@@ -13,9 +13,9 @@ namespace py = pybind11;
 namespace pipecomm {
 namespace {
 
-// address, dtype name, shape, codec, requires_grad, device; address None = an absent tensor.
+// address, dtype name, shape, order, codec, requires_grad, device; address None = an absent tensor.
 using PartTuple =
-    std::tuple<std::optional<std::uintptr_t>, std::string, std::vector<std::int64_t>, std::string, bool, int>;
+    std::tuple<std::optional<std::uintptr_t>, std::string, std::vector<std::int64_t>, DimOrder, std::string, bool, int>;
 // None: nothing but the host.
 using DevicePtr = std::shared_ptr<Device>;
 
@@ -34,10 +34,10 @@ Nanoseconds from_seconds(double seconds) {
 }
 
 SendPart to_part(const PartTuple& item) {
-  const auto& [address, dtype, shape, codec, requires_grad, device] = item;
+  const auto& [address, dtype, shape, order, codec, requires_grad, device] = item;
   SendPart part;
   part.absent = !address;
-  part.tensor = {reinterpret_cast<void*>(address.value_or(0)), dtype_from_name(dtype), shape, device};
+  part.tensor = {reinterpret_cast<void*>(address.value_or(0)), dtype_from_name(dtype), shape, device, order};
   part.codec = parse_codec(codec);
   part.requires_grad = requires_grad;
   return part;
@@ -52,7 +52,8 @@ py::list take(Transfer& transfer, const DevicePtr& device, std::uintptr_t stream
   for (ReceivedPart& part : transfer.parts()) {
     const int place = device && !device->is_host() ? part.device : kOnHost;
     py::object bytes = part.block ? to_dlpack(std::move(part.block), place, device, native_stream) : py::none();
-    result.append(py::make_tuple(bytes, dtype_name(part.dtype), part.shape, part.requires_grad, part.absent));
+    result.append(py::make_tuple(bytes, dtype_name(part.dtype), part.shape, part.order, part.is_raw, part.requires_grad,
+                                 part.absent));
   }
   transfer.parts().clear();
   return result;
@@ -80,7 +81,7 @@ void register_transfer(py::module_& module) {
           },
           py::arg("timeout_s"))
       .def("take", &take, py::arg("device").none(true), py::arg("stream"),
-           "After wait(): [(bytes over DLPack or None, dtype, shape, requires_grad, absent)], once.")
+           "After wait(): [(bytes over DLPack or None, dtype, shape, order, is_raw, requires_grad, absent)], once.")
       .def_property_readonly("is_done", &Transfer::is_done)
       .def_property_readonly("has_left", &Transfer::has_left)
       .def_property_readonly("peer", &Transfer::peer)

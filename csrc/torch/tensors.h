@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
 #include <torch/version.h>
 
 #include <sstream>
@@ -73,6 +74,29 @@ inline std::string describe(const at::Tensor& tensor) {
   return text.str();
 }
 
+// What the tensor is, if its elements are not to be had at its address; else nothing. A class with a __torch_dispatch__
+// of its own (the key Python) alone knows what its values are; others that only stand for a tensor have no memory.
+inline std::string why_not_addressable(const at::Tensor& tensor) {
+  if (tensor.key_set().has(c10::DispatchKey::Python)) return "a class with a __torch_dispatch__ of its own";
+  std::ostringstream text;
+  if (tensor.layout() != at::kStrided) {
+    text << "layout " << tensor.layout();
+    return text.str();
+  }
+  if (tensor.is_nested()) return "a nested tensor";
+  if (!tensor.has_storage()) return "a tensor without memory of its own";
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  if (tensor.numel() == 0) return "";
+  const std::size_t needed = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
+                                                              static_cast<std::size_t>(tensor.storage_offset()));
+  if (storage->nbytes() < needed) {
+    text << "a tensor whose storage has " << storage->nbytes() << " bytes, where shape " << tensor.sizes() << " needs "
+         << needed;
+    return text.str();
+  }
+  return storage->_mutable_data_ptr_no_checks().get() == nullptr ? "a tensor without memory of its own" : "";
+}
+
 // The one tensor of a point-to-point call; throws unless it is a dense CPU or CUDA tensor. `action` is "send" or
 // "receive into".
 inline const at::Tensor& checked_tensor(const std::vector<at::Tensor>& tensors, const char* action) {
@@ -81,15 +105,13 @@ inline const at::Tensor& checked_tensor(const std::vector<at::Tensor>& tensors, 
                                        std::to_string(tensors.size()) + "; make one call for each");
   }
   const at::Tensor& tensor = tensors[0];
-  if (tensor.layout() != at::kStrided) {
-    std::ostringstream layout;
-    layout << tensor.layout();
-    throw Error(ErrorKind::tensor, std::string("expected a dense tensor to ") + action + "; got layout " +
-                                       layout.str() + "; call .to_dense() first");
-  }
   if (!tensor.is_cpu() && !tensor.is_cuda()) {
     throw Error(ErrorKind::tensor,
                 std::string("expected a CPU or CUDA tensor to ") + action + "; got a " + describe(tensor));
+  }
+  if (const std::string refused = why_not_addressable(tensor); !refused.empty()) {
+    throw Error(ErrorKind::tensor, std::string("expected a dense tensor to ") + action + "; got " + refused +
+                                       "; give a plain tensor made from it");
   }
   return tensor;
 }

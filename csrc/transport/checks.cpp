@@ -2,6 +2,7 @@
 #include "transport/checks.h"
 
 #include "base/error.h"
+#include "wire/header.h"
 
 namespace pipecomm {
 
@@ -20,6 +21,11 @@ void check_part(const SendPart& part, const std::string& where) {
   if (part.tensor.shape.size() > static_cast<std::size_t>(kMaxDims)) {
     throw Error(ErrorKind::tensor,
                 "expected a tensor of at most 16 dimensions; got " + std::to_string(part.tensor.shape.size()) + where);
+  }
+  if (!part.tensor.order.empty() && !is_dim_order(part.tensor.order, part.tensor.shape.size())) {
+    throw Error(ErrorKind::tensor, "expected every dimension once in the order of memory; got " +
+                                       std::to_string(part.tensor.order.size()) + " places for " +
+                                       std::to_string(part.tensor.shape.size()) + " dimensions" + where);
   }
   if (part.codec.id != CodecId::raw && !is_quantizable(part.tensor.dtype)) {
     throw Error(ErrorKind::tensor, "expected float32, bfloat16 or float16 for codec " + codec_to_string(part.codec) +

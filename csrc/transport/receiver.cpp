@@ -100,12 +100,9 @@ bool Receiver::begin_part(const MessageHeader& header) {
     throw Error(ErrorKind::transport, "expected bytes in the ring; got a message in slots, which there are none of");
   }
   header_ = header;
-  ReceivedPart part;
-  part.dtype = header.dtype;
-  part.shape = header.shape;
-  part.requires_grad = header.requires_grad;
-  part.absent = header.absent;
-  message_->parts.push_back(std::move(part));
+  const bool is_raw = header.codec.id == CodecId::raw;
+  message_->parts.push_back(
+      {{}, header.dtype, header.shape, header.order, is_raw, header.requires_grad, header.absent});
   if (!prepare_target()) {
     message_->parts.pop_back();
     return false;
@@ -158,7 +155,7 @@ bool Receiver::fits_targets(InMessage& message, std::size_t index) {
   const ReceivedPart& part = message.parts[index];
   const auto& targets = message.receiver->targets;
   const bool fits = message.num_parts == targets.size() && !part.absent && targets[index].dtype == part.dtype &&
-                    targets[index].shape == part.shape;
+                    targets[index].shape == part.shape && targets[index].order == part.order;
   if (fits) return true;
   const TensorView sent{nullptr, part.dtype, part.shape};
   const std::string what =

@@ -257,6 +257,7 @@ MessageHeader Sender::make_header(const TransferState& transfer) const {
   header.num_parts = static_cast<std::uint16_t>(transfer.to_send.size());
   header.seq = next_seq_;
   header.shape = part.tensor.shape;
+  header.order = part.tensor.order;
   header.payload_nbytes = part.absent ? 0 : part.tensor.nbytes();
   header.wire_nbytes = part.absent ? 0
                                    : chunked_wire_nbytes(part.codec, part.tensor.dtype, part.tensor.shape,

@@ -15,6 +15,7 @@ constexpr std::uint16_t kRequiresGrad = 1;
 constexpr std::uint16_t kAbsent = 2;
 constexpr std::uint16_t kInSlots = 4;
 constexpr std::uint16_t kAtSource = 8;
+constexpr std::uint16_t kOrdered = 16;
 constexpr std::uint64_t kMaxTensorNbytes = std::uint64_t{1} << 42;
 
 struct FixedHeader {
@@ -83,12 +84,28 @@ std::uint64_t checked_nbytes(DType dtype, const std::vector<std::int64_t>& shape
   return is_empty ? 0 : nbytes;
 }
 
+// Four bits for each place in memory, the outermost in the lowest.
+std::uint64_t pack_order(const DimOrder& order) {
+  std::uint64_t word = 0;
+  for (std::size_t place = 0; place < order.size(); ++place) word |= std::uint64_t{order[place]} << (4 * place);
+  return word;
+}
+
+DimOrder unpack_order(std::uint64_t word, std::size_t num_dims) {
+  DimOrder order;
+  for (std::size_t place = 0; place < num_dims; ++place) order.push_back((word >> (4 * place)) & 15u);
+  require(is_dim_order(order, num_dims) && pack_order(order) == word, "every dimension once in the order; got ", word);
+  return order;
+}
+
 void check_fixed(const FixedHeader& fixed, std::size_t available) {
   require(fixed.magic == kMagic, "the magic number PCM1; got ", fixed.magic);
   require(fixed.version == kWireVersion, "the wire version of this build; got ", fixed.version);
   require(fixed.ndim <= kMaxDims, "at most 16 dimensions; got ", fixed.ndim);
-  require(fixed.header_nbytes == kFixedHeaderNbytes + 8u * fixed.ndim && fixed.header_nbytes <= available,
-          "a header length that fits its record; got ", fixed.header_nbytes);
+  const std::size_t order_nbytes = (fixed.flags & kOrdered) != 0 ? kOrderNbytes : 0;
+  require(
+      fixed.header_nbytes == kFixedHeaderNbytes + 8u * fixed.ndim + order_nbytes && fixed.header_nbytes <= available,
+      "a header length that fits its record; got ", fixed.header_nbytes);
   require(is_known_dtype(fixed.dtype), "a known dtype; got ", fixed.dtype);
   require(codec_from_wire(fixed.codec, fixed.group_size).has_value(), "a known codec; got ", fixed.codec);
   require(fixed.direction <= static_cast<std::uint8_t>(Direction::backward), "a known direction; got ",
@@ -123,7 +140,8 @@ void write_header(const MessageHeader& header, std::byte* out) {
   fixed.direction = static_cast<std::uint8_t>(header.key.direction);
   fixed.group_size = header.codec.group_size;
   fixed.flags = static_cast<std::uint16_t>((header.requires_grad ? kRequiresGrad : 0) | (header.absent ? kAbsent : 0) |
-                                           (header.in_slots ? kInSlots : 0) | (header.at_source ? kAtSource : 0));
+                                           (header.in_slots ? kInSlots : 0) | (header.at_source ? kAtSource : 0) |
+                                           (header.order.empty() ? 0 : kOrdered));
   fixed.part_index = header.part_index;
   fixed.num_parts = header.num_parts;
   fixed.microbatch = header.key.microbatch;
@@ -134,6 +152,8 @@ void write_header(const MessageHeader& header, std::byte* out) {
   fixed.wire_nbytes = header.wire_nbytes;
   std::memcpy(out, &fixed, sizeof(fixed));
   if (!header.shape.empty()) std::memcpy(out + sizeof(fixed), header.shape.data(), 8 * header.shape.size());
+  const std::uint64_t order = pack_order(header.order);
+  if (!header.order.empty()) std::memcpy(out + sizeof(fixed) + 8 * header.shape.size(), &order, sizeof(order));
   fixed.checksum = crc32c({out, header.nbytes()});
   std::memcpy(out + offsetof(FixedHeader, checksum), &fixed.checksum, sizeof(fixed.checksum));
 }
@@ -161,6 +181,9 @@ MessageHeader read_header(std::span<const std::byte> bytes) {
   header.seq = fixed.seq;
   header.shape.resize(fixed.ndim);
   if (fixed.ndim > 0) std::memcpy(header.shape.data(), copy.data() + sizeof(fixed), 8u * fixed.ndim);
+  std::uint64_t order = 0;
+  std::memcpy(&order, copy.data() + sizeof(fixed) + 8u * fixed.ndim, sizeof(order));
+  if ((fixed.flags & kOrdered) != 0) header.order = unpack_order(order, fixed.ndim);
   header.payload_nbytes = header.absent ? 0 : checked_nbytes(header.dtype, header.shape);
   require(header.payload_nbytes == fixed.payload_nbytes, "payload bytes that fit the shape");
   require(header.codec.id == CodecId::raw || is_quantizable(header.dtype), "a float dtype for a quantizing codec");
@@ -170,6 +193,14 @@ MessageHeader read_header(std::span<const std::byte> bytes) {
   header.wire_nbytes = header.absent ? 0 : chunked_wire_nbytes(header.codec, header.dtype, header.shape, chunk_nbytes);
   require(header.wire_nbytes == fixed.wire_nbytes, "wire bytes that fit codec and shape");
   return header;
+}
+
+bool is_dim_order(const DimOrder& order, std::size_t num_dims) {
+  std::uint32_t seen = 0;
+  for (const std::uint8_t dim : order) {
+    if (dim < num_dims) seen |= 1u << dim;
+  }
+  return order.size() == num_dims && seen + 1 == 1u << num_dims;
 }
 
 Grid grid_of(const std::vector<std::int64_t>& shape) {

@@ -1,4 +1,4 @@
-// The bytes in front of every tensor on the wire: 64 + 8 per dimension, little endian. docs/wire_format.md draws them.
+// The bytes in front of every tensor on the wire, little endian. docs/wire_format.md draws them.
 #pragma once
 
 #include <cstddef>
@@ -12,9 +12,10 @@
 
 namespace pipecomm {
 
-inline constexpr std::uint16_t kWireVersion = 1;
+inline constexpr std::uint16_t kWireVersion = 2;
 inline constexpr std::size_t kFixedHeaderNbytes = 64;
-inline constexpr std::size_t kMaxHeaderNbytes = kFixedHeaderNbytes + 8 * kMaxDims;
+inline constexpr std::size_t kOrderNbytes = 8;
+inline constexpr std::size_t kMaxHeaderNbytes = kFixedHeaderNbytes + 8 * kMaxDims + kOrderNbytes;
 // Wire bytes of whole groups per record, at most. Both ends split alike, so it is part of the format.
 inline constexpr std::size_t kChunkNbytes = std::size_t{256} << 10;
 // The same, and bytes of a raw tensor, per slot of a device: long for a copy engine, short enough that copies in and
@@ -37,8 +38,9 @@ struct MessageHeader {
   std::uint64_t payload_nbytes = 0;  // of the tensor
   std::uint64_t wire_nbytes = 0;     // that follow the headers, in all chunks
   std::vector<std::int64_t> shape;
+  DimOrder order;
 
-  std::size_t nbytes() const { return kFixedHeaderNbytes + 8 * shape.size(); }
+  std::size_t nbytes() const { return kFixedHeaderNbytes + 8 * shape.size() + (order.empty() ? 0 : kOrderNbytes); }
 };
 
 // Writes header.nbytes() bytes.
@@ -47,6 +49,9 @@ PC_API void write_header(const MessageHeader& header, std::byte* out);
 PC_API MessageHeader read_header(std::span<const std::byte> bytes);
 // CRC-32C (Castagnoli), as in RFC 3720 appendix B.4.
 PC_API std::uint32_t crc32c(std::span<const std::byte> bytes);
+
+// Whether each of `num_dims` (at most 16) dimensions is in it once.
+PC_API bool is_dim_order(const DimOrder& order, std::size_t num_dims);
 
 // Bytes of a record that tells of a slot, after the header: the position of its end.
 inline constexpr std::size_t kSlotNoteNbytes = 8;

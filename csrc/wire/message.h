@@ -32,12 +32,17 @@ struct MessageKey {
 // Where a tensor lies: on the host, or on the device with that index.
 inline constexpr int kOnHost = -1;
 
-// A contiguous tensor in memory that somebody else owns.
+// Dimensions by their place in memory, outermost first: {0, 2, 3, 1} for channels-last. Empty: row-major.
+using DimOrder = std::vector<std::uint8_t>;
+
+// A tensor in memory that somebody else owns. Its elements lie there without gaps: a raw one's by `order`, any other's
+// row-major, and `order` then only tells how its receiver is to lay it out.
 struct TensorView {
   void* data = nullptr;
   DType dtype = DType::uint8;
   std::vector<std::int64_t> shape;
   int device = kOnHost;
+  DimOrder order = {};
 
   std::int64_t numel() const {
     std::int64_t count = 1;
@@ -57,11 +62,14 @@ struct SendPart {
   bool absent = false;
 };
 
-// One tensor of an incoming message. `block` owns the memory when the receiver gave no target.
+// One tensor of an incoming message. `block` owns the memory when the receiver gave no target: the elements of a raw
+// one lie in it by `order`, those of any other row-major.
 struct ReceivedPart {
   Block block;
   DType dtype = DType::uint8;
   std::vector<std::int64_t> shape;
+  DimOrder order = {};
+  bool is_raw = true;
   bool requires_grad = false;
   bool absent = false;
   int device = kOnHost;  // where `block` lies

@@ -126,6 +126,23 @@ TEST(other_dtype_or_size_is_refused_and_the_next_message_is_whole) {
   CHECK(got == three);
 }
 
+TEST(order_of_memory_arrives_and_a_target_in_another_order_is_not_written_to) {
+  auto ranks = connect_all(2);
+  Floats values = ramp(6), got(6, -1);
+  SendPart part;
+  part.tensor = {values.data(), DType::float32, {2, 3}, kOnHost, {1, 0}};
+  ranks[0]->send(1, {}, {part}, nullptr);
+  auto receive = ranks[1]->receive(0, {}, {}, nullptr);
+  receive->wait(10s);
+  CHECK(receive->parts()[0].order == DimOrder({1, 0}) && receive->parts()[0].is_raw);
+  ranks[0]->send(1, {}, {part}, nullptr);
+  CHECK_ERROR(ErrorKind::message_mismatch, "",
+              ranks[1]->receive(0, {}, {{got.data(), DType::float32, {2, 3}}}, nullptr)->wait(10s));
+  CHECK(got == Floats(6, -1));
+  part.tensor.order = {1, 1};
+  CHECK_ERROR(ErrorKind::tensor, "every dimension once", ranks[0]->send(1, {}, {part}, nullptr));
+}
+
 TEST(refused_message_that_is_still_leaving_is_an_error_at_the_sender_too) {
   CommunicatorOptions slow;
   slow.emulation.bytes_per_s = 100e6;

@@ -1,8 +1,10 @@
 // The bytes in front of a message, and the ring that carries them.
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <thread>
 #include <vector>
@@ -87,9 +89,52 @@ TEST(header_has_64_bytes_and_8_per_dimension) {
 
 TEST(header_bytes_are_the_golden_ones) {
   const std::vector<std::byte> bytes = bytes_of(sample_header());
-  const std::array<unsigned char, 28> expected = {'P', 'C', 'M', '1', 1, 0, 88, 0, 0, 8, 3, 2, 0, 0,
+  const std::array<unsigned char, 28> expected = {'P', 'C', 'M', '1', 2, 0, 88, 0, 0, 8, 3, 2, 0, 0,
                                                   1,   0,   1,   0,   3, 0, 3,  0, 0, 0, 9, 0, 0, 0};
   CHECK(std::memcmp(bytes.data(), expected.data(), expected.size()) == 0);
+}
+
+TEST(order_of_dimensions_follows_the_shape_in_8_bytes) {
+  MessageHeader header = sample_header();
+  header.order = {0, 2, 1};
+  const std::vector<std::byte> bytes = bytes_of(header);
+  CHECK_EQ(bytes.size(), std::size_t{64 + 3 * 8 + 8});
+  CHECK(bytes[6] == std::byte{96} && bytes[14] == std::byte{17});  // its length; the flag beside that of the gradient
+  const std::array<unsigned char, 8> expected = {0x20, 0x01, 0, 0, 0, 0, 0, 0};
+  CHECK(std::memcmp(bytes.data() + 88, expected.data(), expected.size()) == 0);
+  CHECK(read_header(bytes).order == header.order);
+  CHECK(read_header(bytes_of(sample_header())).order.empty());
+}
+
+TEST(order_of_16_dimensions_written_and_read_is_the_same) {
+  MessageHeader header = sample_header();
+  header.shape.assign(16, 1);
+  header.shape[7] = 0;
+  std::mt19937 random(5);
+  for (int round = 0; round < 200; ++round) {
+    header.order.resize(16);
+    std::iota(header.order.begin(), header.order.end(), std::uint8_t{0});
+    std::shuffle(header.order.begin(), header.order.end(), random);
+    CHECK(read_header(bytes_of(header)).order == header.order);
+  }
+}
+
+TEST(order_that_is_none_of_the_dimensions_is_refused) {
+  MessageHeader header = sample_header();
+  for (const DimOrder& order : {DimOrder{0, 1, 1}, DimOrder{0, 1, 3}, DimOrder{0, 1, 15}, DimOrder{0, 1},
+                                DimOrder{0, 1, 2, 3}, DimOrder{0, 0, 0}}) {
+    header.order = order;
+    CHECK_ERROR(ErrorKind::transport, "every dimension once", read_header(bytes_of(header)));
+  }
+}
+
+TEST(order_in_a_header_without_room_for_it_is_refused) {
+  MessageHeader header = sample_header();
+  header.order = {0, 2, 1};
+  std::vector<std::byte> bytes = bytes_of(header);
+  CHECK_ERROR(ErrorKind::transport, "header length", read_header({bytes.data(), 88}));
+  bytes[14] = std::byte{1};
+  CHECK_ERROR(ErrorKind::transport, "header length", read_header(bytes));
 }
 
 TEST(header_with_any_bit_flipped_is_refused) {
