@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pipecomm.data_parallel import check_wrappers
 from pipecomm.device import as_device, device_of
 from pipecomm.errors import ConfigError, PipecommError, StageFailedError
 from pipecomm.grad_norm import clip_grad_norm
@@ -279,8 +280,6 @@ class Pipeline:
         except BaseException as error:
             self._abort(self._explain(error, running[-1].current if running else None))
             raise
-        finally:
-            self._stage.forget()
 
     def _actions_for(self, num_microbatches: int) -> tuple[Action, ...]:
         if not torch.is_grad_enabled():
@@ -312,6 +311,7 @@ def _alone(value: Tensor) -> list[Tensor]:
 def _check_arguments(stage: Any, loss_fn: Any, loss_reduction: Any, timeout_s: Any) -> None:
     if not isinstance(stage, nn.Module):
         raise ConfigError(f"expected an nn.Module as stage; got {type(stage).__name__}")
+    check_wrappers(stage)
     if loss_fn is not None and not callable(loss_fn):
         raise ConfigError(f"expected a function as loss_fn; got {loss_fn!r}")
     if loss_reduction not in get_args(Reduction):

@@ -6,13 +6,16 @@ memory is free once it has been sent; of its inputs, the leaves that will receiv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from pipecomm.data_parallel import DeferredReduction
 
 __all__ = ["Head", "Stage", "boundary_tensors", "warm_up_backward"]
 
@@ -26,6 +29,8 @@ class _Kept:
     edges: tuple[GradientEdge, ...]
     # Of the outputs behind the edges.
     devices: tuple[torch.device, ...]
+    # As DeferredReduction.roots gives them.
+    roots: tuple[Tensor, ...]
 
 
 class Stage:
@@ -36,6 +41,7 @@ class Stage:
         self.index = index
         self.num_stages = num_stages
         self._kept: dict[int, _Kept] = {}
+        self._reduction = DeferredReduction(module)
 
     @property
     def is_first(self) -> bool:
@@ -44,6 +50,22 @@ class Stage:
     @property
     def is_last(self) -> bool:
         return self.index == self.num_stages - 1
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around the forwards and backwards of one step: training if autograd is on.
+
+        Whatever the block raises, nothing of it is left for the next step.
+        """
+        if torch.is_grad_enabled():
+            self._reduction.begin()
+        try:
+            yield
+        except BaseException:
+            self._reduction.give_up()
+            raise
+        finally:
+            self.forget()
 
     def forward(
         self, microbatch: int, inputs: Sequence[Any], kwargs: Mapping[str, Any], head: Head
@@ -67,6 +89,7 @@ class Stage:
             leaves=tuple(tensor for tensor in received if tensor.requires_grad),
             edges=tuple(get_gradient_edge(tensor) for tensor in differentiable),
             devices=tuple(tensor.device for tensor in differentiable),
+            roots=self._reduction.roots(differentiable),
         )
         return () if self.is_last else results
 
@@ -76,12 +99,13 @@ class Stage:
         return 0 if kept is None or self.is_last else len(kept.edges)
 
     def backward(
-        self, microbatch: int, gradients: Sequence[Tensor | None]
+        self, microbatch: int, gradients: Sequence[Tensor | None], *, ends_step: bool = False
     ) -> tuple[Tensor | None, ...]:
         """Run the backward pass; return a gradient, or None, for each input that requires one.
 
         `gradients` has one entry per output that requires a gradient; on the last stage the loss
-        starts the pass and `gradients` is empty.
+        starts the pass and `gradients` is empty. With the pass that `ends_step`, the last one of
+        it, data-parallel wrappers reduce.
         """
         kept = self._kept.pop(microbatch)
         starts = [None] * len(kept.edges) if self.is_last else gradients
@@ -90,9 +114,10 @@ class Stage:
             for edge, gradient, device in zip(kept.edges, starts, kept.devices, strict=True)
             if gradient is not None or self.is_last
         ]
-        if pairs:
-            edges, values = zip(*pairs, strict=True)
-            torch.autograd.backward(edges, values)
+        with self._reduction.last_backward(kept.roots) if ends_step else nullcontext():
+            if pairs:
+                edges, values = zip(*pairs, strict=True)
+                torch.autograd.backward(edges, values)
         return tuple(leaf.grad for leaf in kept.leaves)
 
     def forget(self) -> None:
