@@ -22,6 +22,13 @@ __all__ = ["Head", "Stage", "boundary_tensors", "warm_up_backward"]
 # What the last stage does with its module's output: (microbatch, output) -> weighted loss, if any.
 Head = Callable[[int, Any], "Tensor | None"]
 
+# Has torch's text for it, as the unsplit model would raise it.
+_NOTHING_TO_TRAIN = (
+    "expected a loss that requires a gradient; got one that does not require grad and does not "
+    "have a grad_fn. Is it, or what it is made from, detached or computed without autograd, or is "
+    "every parameter frozen? A microbatch with nothing to learn from has output.sum() * 0 as loss"
+)
+
 
 @dataclass(frozen=True)
 class _Kept:
@@ -73,16 +80,19 @@ class Stage:
         """Run the module; return the tensors for the next stage, none on the last.
 
         Keeps what backward() needs if autograd is on. Raises TypeError for an output that cannot
-        travel.
+        travel, RuntimeError for a loss that no backward pass can start from.
         """
+        trains = torch.is_grad_enabled()
         output = self.module(*inputs, **kwargs)
         if self.is_last:
             loss = head(microbatch, output)
             results: tuple[Tensor, ...] = () if loss is None else (loss,)
         else:
             results = boundary_tensors(output, self.index)
-        if not torch.is_grad_enabled():
+        if not trains:
             return () if self.is_last else tuple(tensor.detach() for tensor in results)
+        if self.is_last and not any(loss.requires_grad for loss in results):
+            raise RuntimeError(_NOTHING_TO_TRAIN)
         received = () if self.is_first else tuple(inputs)
         differentiable = [tensor for tensor in results if tensor.requires_grad]
         self._kept[microbatch] = _Kept(
