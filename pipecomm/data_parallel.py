@@ -181,12 +181,17 @@ def _announce(
     ddp: DistributedDataParallel, missed: Sequence[nn.Parameter], arrived: set[nn.Parameter]
 ) -> None:
     """Tell DDP of gradients that only earlier microbatches have: it waits for every parameter."""
-    if not missed or (arrived and ddp.find_unused_parameters):
+    if arrived and ddp.find_unused_parameters:
         return
     views = [parameter.view_as(parameter) for parameter in missed]
     if not arrived:
+        # Without any hook of the last backward it has not even looked for unused ones.
         ddp.reducer.prepare_for_backward(views)
-    torch.autograd.backward(views, [torch.zeros_like(view) for view in views])
+    if views:
+        torch.autograd.backward(views, [torch.zeros_like(view) for view in views])
+    elif not arrived:
+        # A step without it. The next one's first backward would be taken for the last.
+        ddp.reducer._reset_state()
 
 
 def _find_shards(module: nn.Module) -> list[Any]:

@@ -95,7 +95,7 @@ class UnsplitBranches(nn.Module):
         self.branches = branches
 
     def forward(self, x: Tensor, marked: Tensor) -> Tensor:
-        branch = torch.where(marked[:, None], self.branches.marked(x), x)
+        branch = torch.where(marked[:, None], self.branches.marked(x), x) if marked.any() else x
         return self.branches.always(branch).tanh()
 
 
@@ -117,6 +117,32 @@ def parameters_that_some_microbatches_use(rank: int, size: int) -> dict[str, flo
             for seed, which in enumerate(([0], [3], [1, 2]))
         )
     return found
+
+
+def parameters_that_a_step_does_not_use(rank: int, size: int) -> dict[str, float]:
+    """The marked layer is used by one step, not by the next, and by the one after it."""
+    place, found = find_place(rank), {}
+    for wrap in (as_ddp_finding_unused, with_layers_as_ddp, as_shards, with_layers_as_shards):
+        trial = Trial(place, wrap, kind=Branches, num_rows=8)
+        trial.expected = [UnsplitBranches(stage) for stage in trial.expected]  # type: ignore[arg-type]
+        found[wrap.__name__] = max(
+            trial.step_error(seed, marked=marked_rows(which, 8))
+            for seed, which in enumerate(([1], [], [0, 2], [3]))
+        )
+    return found
+
+
+def parameters_that_ddp_waits_for_in_vain(rank: int, size: int) -> dict[str, Any]:
+    """What a step raises that does not use a layer, and the error of the next one, which does."""
+    trial = Trial(find_place(rank), as_ddp, kind=Branches, num_rows=8)
+    trial.expected = [UnsplitBranches(stage) for stage in trial.expected]  # type: ignore[arg-type]
+    raised = ""
+    try:
+        trial.train(1, marked=marked_rows([], 8))
+    except RuntimeError as error:
+        raised = str(error)
+    trial.clear()
+    return {"raised": raised, "error": trial.step_error(2, marked=marked_rows([0], 8))}
 
 
 def accumulation_over_steps(rank: int, size: int) -> dict[str, Any]:

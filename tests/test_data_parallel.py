@@ -24,6 +24,7 @@ CASES = (
     cases.steps_of_every_kind,
     cases.frozen_parameters,
     cases.parameters_that_some_microbatches_use,
+    cases.parameters_that_a_step_does_not_use,
     cases.accumulation_over_steps,
     cases.evaluation_in_between,
     cases.hybrid_shards,
@@ -31,6 +32,7 @@ CASES = (
 )
 CLIPPED = (cases.clipped, cases.clipped_tensor_parallel)
 COUNTS = (cases.collectives_of_a_step, cases.broadcasts_of_buffers)
+ALL = (*CASES, *CLIPPED, *COUNTS, cases.parameters_that_ddp_waits_for_in_vain)
 # Of values rounded to 16 bits on the way.
 ROUNDED = 0.02
 EXACT = 1e-5
@@ -40,7 +42,7 @@ CLIPPED_ERROR = 1e-4
 
 @pytest.fixture(scope="module")
 def by_rank() -> list[dict[str, Any]]:
-    return spawn_ranks(cases.SIZE, run_cases, (*CASES, *CLIPPED, *COUNTS), timeout_s=240)
+    return spawn_ranks(cases.SIZE, run_cases, ALL, timeout_s=240)
 
 
 @pytest.fixture
@@ -69,6 +71,12 @@ def test_gradients_cut_over_a_mesh_have_the_norm_of_the_unsplit_model(
 ) -> None:
     for found in results_of(by_rank, case):
         assert not {name: error for name, error in found.items() if not error < CLIPPED_ERROR}
+
+
+def test_parameter_that_no_microbatch_uses_is_told_as_ddp_tells_it(by_rank: Any) -> None:
+    for found in results_of(by_rank, cases.parameters_that_ddp_waits_for_in_vain):
+        assert "find_unused_parameters=True" in found["raised"]
+        assert found["error"] < EXACT
 
 
 def test_reductions_happen_once_in_a_step(by_rank: Any) -> None:
