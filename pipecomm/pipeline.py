@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pipecomm.data_parallel import check_wrappers
 from pipecomm.device import as_device, device_of
 from pipecomm.errors import ConfigError, PipecommError, StageFailedError
 from pipecomm.grad_norm import clip_grad_norm
@@ -25,6 +26,7 @@ from pipecomm.place import announce_failure, choose_codecs, connect_stages, find
 from pipecomm.policy import BoundaryCodec, CodecPolicy, Codecs
 from pipecomm.remote_error import describe, with_builtin_class
 from pipecomm.schedule import Action, Kind, Schedule, build, with_communication
+from pipecomm.shared_parameters import counted_elsewhere
 from pipecomm.stage import Stage, warm_up_backward
 from pipecomm.stats import Direction, StepStats
 from pipecomm.step import Step
@@ -193,20 +195,37 @@ class Pipeline:
         with torch.no_grad():
             return self._run(number, inputs, targets, kwargs, None, return_outputs)
 
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> float:
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        *,
+        shared: Mapping[str, nn.Parameter] | None = None,
+    ) -> float:
         """Clip the gradients of all stages by their common norm; every rank calls this.
 
         Returns the norm before clipping, the same bits on every rank: sum over all stages of
         |g|^p, to the power 1/p, with p = `norm_type`; infinity takes the largest |g|. Where it
         is larger than `max_norm`, every gradient is scaled in place by max_norm / norm. A stage
         without gradients counts 0. A norm that is not finite scales nothing: test it, and leave
-        out the optimizer's step, on every rank alike.
+        out the optimizer's step, on every rank alike. DTensors count with all their shards.
 
-        Raises ConfigError for max_norm < 0 and norm_type <= 0; errors travel as in train_step.
+        `shared` gives parameters of this stage, of which others have copies, the name that they
+        have there too; they count once. Every rank gives a mapping, {} if it has none, or none.
+
+        Raises ConfigError for max_norm < 0, norm_type <= 0 and a name that one stage alone has,
+        TensorError for copies whose values or gradients differ; errors travel as in train_step.
         """
-        with self._shared_step(f"clip_grad_norm_ with norm_type={norm_type}"):
+        sharing = "" if shared is None else " and shared"
+        with self._shared_step(f"clip_grad_norm_ with norm_type={norm_type}{sharing}"):
             gather = _alone if self._links is None else self._links.gather
-            return clip_grad_norm(self._stage.module.parameters(), max_norm, norm_type, gather)
+            parameters = list(self._stage.module.parameters())
+            others = (
+                []
+                if shared is None
+                else counted_elsewhere(shared, parameters, self.stage_index, gather)
+            )
+            return clip_grad_norm(parameters, max_norm, norm_type, gather, counted_elsewhere=others)
 
     def close(self) -> None:
         """Disconnect from the other ranks. Idempotent; no step can run afterwards."""
@@ -280,8 +299,6 @@ class Pipeline:
         except BaseException as error:
             self._abort(self._explain(error, running[-1].current if running else None))
             raise
-        finally:
-            self._stage.forget()
 
     def _actions_for(self, num_microbatches: int) -> tuple[Action, ...]:
         if not torch.is_grad_enabled():
@@ -313,6 +330,7 @@ def _alone(value: Tensor) -> list[Tensor]:
 def _check_arguments(stage: Any, loss_fn: Any, loss_reduction: Any, timeout_s: Any) -> None:
     if not isinstance(stage, nn.Module):
         raise ConfigError(f"expected an nn.Module as stage; got {type(stage).__name__}")
+    check_wrappers(stage)
     if loss_fn is not None and not callable(loss_fn):
         raise ConfigError(f"expected a function as loss_fn; got {loss_fn!r}")
     if loss_reduction not in get_args(Reduction):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -54,11 +54,12 @@ class Step:
         self._device = device
         # As many as the sends that may be open.
         self._pace = Pace(device, 2 * stage.num_stages)
+        self._last_backward: int | None = None
         self._receives: dict[tuple[Direction, int], Transfer] = {}
         self._results: dict[tuple[Direction, int], tuple[Tensor | None, ...]] = {}
         self._sends: deque[tuple[Direction, int, Transfer]] = deque()
 
-    def run(self, actions: Iterable[Action]) -> None:
+    def run(self, actions: Sequence[Action]) -> None:
         """Carry out the actions in order; return when everything sent has left.
 
         With tensors of a device: when all of that is enqueued on its current stream.
@@ -72,9 +73,12 @@ class Step:
             Kind.SEND_F: self._send_activation,
             Kind.SEND_B: self._send_gradient,
         }
-        for action in actions:
-            self.current = action
-            carry_out[action.kind](action.microbatch)
+        backwards = [action.microbatch for action in actions if action.kind is Kind.B]
+        self._last_backward = backwards[-1] if backwards else None
+        with self._stage.step():
+            for action in actions:
+                self.current = action
+                carry_out[action.kind](action.microbatch)
         self.current = None
         self._limit_sends(0)
         self.stats.step_s = time.monotonic() - start_s
@@ -94,7 +98,9 @@ class Step:
             self._post_gradient_receive(microbatch)
             gradients = self._receive("backward", microbatch)
         with self._computing(Kind.B, "backward", microbatch):
-            results = self._stage.backward(microbatch, gradients)
+            results = self._stage.backward(
+                microbatch, gradients, ends_step=microbatch == self._last_backward
+            )
         self._results["backward", microbatch] = results
 
     def _post_activation_receive(self, microbatch: int) -> None:

@@ -296,7 +296,7 @@ def autocast(rank: int, size: int) -> dict[str, Any]:
 
 
 def identity_outputs(rank: int, size: int) -> dict[str, Any]:
-    given = torch.arange(24.0).reshape(8, 3)
+    given = torch.arange(24.0).reshape(8, 3).requires_grad_()
     losses: list[float] = []
 
     def recorded(output: Tensor, target: Tensor) -> Tensor:
