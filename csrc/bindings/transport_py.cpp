@@ -134,6 +134,7 @@ void register_communicator(py::module_& module) {
                        const std::string& text) { without_gil([&] { return self.abort(epoch, text), 0; }); })
       .def("aborted", &Communicator::aborted)
       .def("set_fail_together", &Communicator::set_fail_together)
+      .def("check_peers", [](const Communicator& self) { without_gil([&] { return self.check_peers(), 0; }); })
       .def("close", [](Communicator& self) { without_gil([&] { return self.close(), 0; }); })
       .def("counters", [](Communicator& self, int peer) { return without_gil([&] { return self.counters(peer); }); })
       .def("path", &Communicator::path, py::arg("peer"), "How bytes get there, in words.")
@@ -156,7 +157,7 @@ void register_transport(py::module_& module) {
              const std::string& settings, double timeout_s, std::shared_ptr<Pool> pool, double emulated_bytes_per_s,
              double emulated_latency_s, std::size_t max_inflight, std::size_t max_inflight_nbytes, bool strict,
              std::optional<std::int64_t> stand_in_lag_us, std::size_t max_process_inflight,
-             std::size_t max_process_inflight_nbytes) {
+             std::size_t max_process_inflight_nbytes, const py::object& interrupt) {
             CommunicatorOptions options;
             options.name = name;
             options.settings = settings;
@@ -171,14 +172,20 @@ void register_transport(py::module_& module) {
               const std::chrono::microseconds lag(*stand_in_lag_us);
               options.stand_in = make_host_device([lag] { return make_lagging_stream(lag); });
             }
-            return without_gil(
-                [&] { return self.connect(rank, addresses, options, from_seconds(timeout_s), check_signals); });
+            const auto check = [&] {
+              check_signals();
+              if (interrupt.is_none()) return;
+              const py::gil_scoped_acquire gil;
+              interrupt();
+            };
+            return without_gil([&] { return self.connect(rank, addresses, options, from_seconds(timeout_s), check); });
           },
           py::arg("rank"), py::arg("addresses"), py::kw_only(), py::arg("name") = "", py::arg("settings") = "",
           py::arg("timeout_s") = 300.0, py::arg("pool") = nullptr, py::arg("emulated_bytes_per_s") = 0.0,
           py::arg("emulated_latency_s") = 0.0, py::arg("max_inflight") = 0, py::arg("max_inflight_nbytes") = 0,
           py::arg("strict") = false, py::arg("stand_in_lag_us") = py::none(), py::arg("max_process_inflight") = 0,
-          py::arg("max_process_inflight_nbytes") = 0);
+          py::arg("max_process_inflight_nbytes") = 0, py::arg("interrupt") = py::none(),
+          "Calls `interrupt`, which may raise, every now and then while it waits.");
   module.def(
       "hang_report",
       [](int pid, double timeout_s) {

@@ -114,6 +114,14 @@ class CommunicatorImpl final : public Communicator,
 
   void set_fail_together(bool value) override { fails_together_.store(value); }
 
+  void check_peers() const override {
+    Progress::instance().exclusively([&] {
+      for_each_link([](const Link& link) {
+        if (link.gone()) throw Error(*link.gone());
+      });
+    });
+  }
+
   void close() override {
     if (owner_pid_ != ::getpid() || is_closed_.exchange(true)) return;
     finish_shared(links_, options_.finish_timeout);
