@@ -15,7 +15,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipecomm._native import core
-from pipecomm.errors import ConfigError, LinkTimeoutError, PipecommError, StageFailedError, TransportError
+from pipecomm.errors import (
+    ConfigError,
+    LinkTimeoutError,
+    PipecommError,
+    StageFailedError,
+    TransportError,
+)
 from pipecomm.flow import FlowLimits
 from pipecomm.generation import NewGenerationError, Seat, Store
 from pipecomm.interfaces import choose_address
@@ -47,7 +53,10 @@ _NOT_TOLD = (UnreachableError, StageFailedError, LinkTimeoutError, NewGeneration
 
 
 def announce(store: Store, rank: int, text: str) -> None:
-    """Tell those who connect through `store`, or will, that this rank does not; they raise `text`."""
+    """Tell those who connect through `store`, or will, that this rank does not.
+
+    They raise StageFailedError with that text.
+    """
     Seat(store, rank).announce(text)
 
 
@@ -102,13 +111,10 @@ def connect(
         if not timeout_s > 0:
             raise ConfigError(f"expected a timeout of more than 0 s; got {timeout_s}")
         limits = limits or FlowLimits()
-        group = _Group(seat, size, name, timeout_s, deadline, f"{settings} {limits.settings}".lstrip())
+        settings = f"{settings} {limits.settings}".lstrip()
+        group = _Group(seat, size, name, timeout_s, deadline, settings)
         options = {
-            "max_inflight": limits.max_inflight,
-            "max_inflight_nbytes": limits.max_inflight_nbytes,
-            "max_process_inflight": limits.max_process_inflight,
-            "max_process_inflight_nbytes": limits.max_process_inflight_nbytes,
-            "strict": limits.strict,
+            **_limit_options(limits),
             "pool": None if pool is None else pool.core_pool,
             "emulated_bytes_per_s": emulated_mbps * 1e6 / 8,
             "emulated_latency_s": emulated_latency_ms / 1e3,
@@ -119,6 +125,16 @@ def connect(
                 return _connect(group, options, make)
             except NewGenerationError:
                 seat.take()
+
+
+def _limit_options(limits: FlowLimits) -> dict[str, Any]:
+    return {
+        "max_inflight": limits.max_inflight,
+        "max_inflight_nbytes": limits.max_inflight_nbytes,
+        "max_process_inflight": limits.max_process_inflight,
+        "max_process_inflight_nbytes": limits.max_process_inflight_nbytes,
+        "strict": limits.strict,
+    }
 
 
 @dataclass(frozen=True)
@@ -133,7 +149,7 @@ class _Group:
     settings: str
 
     def gather(self, what: str, own: str, look: Callable[[], None]) -> list[str]:
-        """Publish this rank's text and give those of all, by rank. `look` is called while waiting."""
+        """Publish this rank's text and give those of all, by rank; `look` is called meanwhile."""
         store = self.seat.store
         store.set(self.seat.key(f"{what}/{self.seat.rank}"), own)
         keys = [self.seat.key(f"{what}/{peer}") for peer in range(self.size)]

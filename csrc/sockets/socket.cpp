@@ -54,7 +54,8 @@ Fd take_fd(msghdr& header) {
 // The kernel leaves a descriptor out of a message that comes to a process without a free number for it.
 void check_fd_came(const msghdr& header, const Fd& fd) {
   if (fd || (header.msg_flags & MSG_CTRUNC) == 0) return;
-  throw Error(ErrorKind::pool_exhausted, "expected a message with a descriptor; it was lost: " + describe_errno(EMFILE));
+  throw Error(ErrorKind::pool_exhausted,
+              "expected a message with a descriptor; it was lost: " + describe_errno(EMFILE));
 }
 
 bool is_exhausted(int code) { return code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM; }
