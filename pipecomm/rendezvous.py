@@ -18,6 +18,7 @@ from pipecomm._native import core
 from pipecomm.errors import (
     ConfigError,
     LinkTimeoutError,
+    PeerLostError,
     PipecommError,
     StageFailedError,
     TransportError,
@@ -192,7 +193,7 @@ def _connect(group: _Group, options: dict[str, Any], make: Callable[[Any], Any])
             interrupt=group.seat.look,
             **options,
         )
-    except TransportError:
+    except PeerLostError:
         _look_for_reason(group.seat)
         raise
     try:

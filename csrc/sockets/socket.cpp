@@ -2,6 +2,7 @@
 #include "sockets/socket.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -59,6 +60,11 @@ void check_fd_came(const msghdr& header, const Fd& fd) {
 }
 
 bool is_exhausted(int code) { return code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM; }
+
+bool is_readable(const Fd& socket) {
+  pollfd item{socket.get(), POLLIN, 0};
+  return ::poll(&item, 1, 0) > 0;
+}
 
 }  // namespace
 
@@ -118,8 +124,11 @@ SocketStatus connect_abstract(const std::string& name, Fd& out) {
 
 Fd accept_pending(const Fd& listener) {
   Fd caller(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!caller && is_exhausted(errno)) throw_errno("cannot accept a connection");
-  return caller;
+  const int code = errno;
+  // The kernel looks for a free number before it looks for a caller.
+  if (caller || !is_exhausted(code) || !is_readable(listener)) return caller;
+  errno = code;
+  throw_errno("cannot accept a connection");
 }
 
 SocketStatus send_message(const Fd& socket, const std::string& bytes, int fd_to_pass) {
