@@ -282,10 +282,21 @@ def _listen_tcp(seat: Seat, listener: Any, addresses: list[str]) -> None:
     stacks = {_network_stack(address) for address in addresses}
     try:
         _finish_at_exit()
-        listener.listen_tcp(choose_address(allow_loopback=len(stacks) == 1))
+        listener.listen_tcp(_choose_address(allow_loopback=len(stacks) == 1))
     except Exception as error:
         seat.announce(f"rank {seat.rank} cannot be called from other hosts: {error}")
         raise
+
+
+def _choose_address(allow_loopback: bool) -> str:
+    try:
+        return choose_address(allow_loopback=allow_loopback)
+    except OSError as error:
+        if error.errno is None:  # one of pipecomm's
+            raise
+        raise TransportError(
+            f"cannot look for network interfaces: {core.describe_errno(error.errno)}"
+        ) from error
 
 
 @functools.cache

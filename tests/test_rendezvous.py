@@ -122,7 +122,7 @@ def _check_named(texts: list[str], victim: int, cause: str) -> None:
             return
         assert cause in text, texts
         if rank != victim:
-            assert f"rank {victim} cannot connect" in text or f"rank {victim} is lost" in text
+            assert f"rank {victim} cannot" in text or f"rank {victim} is lost" in text
 
 
 def _files_may_not_grow(rank: int, size: int, _: str, port: int, victim: int, kind: str) -> Outcome:

@@ -195,6 +195,8 @@ void register_transport(py::module_& module) {
   module.def("finish_bridges", [] { without_gil([] { return finish_bridges(), 0; }); });
   module.def("is_remote", py::overload_cast<const std::string&, const std::string&>(&is_remote), py::arg("own_address"),
              py::arg("peer_address"));
+  module.def("describe_errno", &describe_errno, py::arg("code"),
+             "Its text, with the limit of the process that is met.");
   module.def("why_unreachable", &why_unreachable, py::arg("own_address"), py::arg("peer_address"));
 }
 
