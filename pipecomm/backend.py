@@ -23,6 +23,7 @@ from pipecomm import _c10d_build, env_rendezvous, rendezvous
 from pipecomm.codec import Codec
 from pipecomm.errors import ConfigError, TransportError
 from pipecomm.flow import FlowLimits
+from pipecomm.generation import Seat
 from pipecomm.interfaces import check_interfaces
 
 if TYPE_CHECKING:
@@ -193,26 +194,28 @@ def _create(group: Any, options: Any) -> Any:
     """
     from torch._C._distributed_c10d import Backend
 
-    # A group may have other backends for other devices, whose options these then are.
-    if options is None or isinstance(options, Backend.Options):
-        options = BackendOptions()
-    if not isinstance(options, BackendOptions):
-        raise ConfigError(
-            f"expected pg_options of type pipecomm.BackendOptions; got {type(options).__name__}"
-        )
+    seat = Seat(group.store, group.group_rank)
+    with rendezvous.told_to_all(seat):
+        # A group may have other backends for other devices, whose options these then are.
+        if options is None or isinstance(options, Backend.Options):
+            options = BackendOptions()
+        if not isinstance(options, BackendOptions):
+            raise ConfigError(
+                f"expected pg_options of type pipecomm.BackendOptions; got {type(options).__name__}"
+            )
+        make_backend = _load_c10d().PipecommBackend
+        communicator = _connect(seat, group, options)
     rank, size, timeout = group.group_rank, group.group_size, options.timeout or group.timeout
     # A store that outlives a group keeps its keys; each life of the group has its own.
-    life = group.store.add(f"pipecomm/life/{rank}", 1)
-    store = _sub_store(group.store, f"pipecomm/{life}")
+    store = _sub_store(group.store, f"pipecomm/{seat.generation}")
     members = _Members(store, rank, size, group.group_id, list(group.global_ranks_in_group))
     inner_names = _parse_inner(options.inner)
-    communicator = _connect(store, group, options, timeout)
     made = {}
     if communicator is None and _GLOO in inner_names.values():
         # Made now, by all ranks: a send or receive is no occasion that all of them reach. NCCL
         # needs none: it connects two ranks when these send and receive.
         made[_GLOO] = _INNER_BACKENDS[_GLOO](members, timeout)
-    return _load_c10d().PipecommBackend(
+    return make_backend(
         rank=rank,
         size=size,
         communicator=communicator and communicator.capsule(),
@@ -225,17 +228,18 @@ def _create(group: Any, options: Any) -> Any:
     )
 
 
-def _connect(store: Store, group: Any, options: BackendOptions, timeout: timedelta) -> Any:
+def _connect(seat: Seat, group: Any, options: BackendOptions) -> Any:
     """This rank's _core.Communicator; None, on all ranks, if some cannot be reached."""
     try:
         return rendezvous.connect(
-            store,
+            group.store,
             group.group_rank,
             group.group_size,
             name=_describe(group),
-            timeout_s=timeout.total_seconds(),
+            timeout_s=(options.timeout or group.timeout).total_seconds(),
             settings=options.settings,
             limits=options.limits,
+            seat=seat,
         )
     except rendezvous.UnreachableError as error:
         if group.group_rank == 0:

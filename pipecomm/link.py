@@ -173,28 +173,39 @@ class Links:
         size: int,
         *,
         name: str = "pipeline",
+        settings: str = "",
         timeout_s: float = 1800.0,
         emulation: LinkEmulation | None = None,
         pool: MemoryPool | None = None,
         limits: FlowLimits | None = None,
+        device: torch.device = _CPU,
     ) -> Links:
         """Connect to all stages; every rank calls this. Errors as in rendezvous.connect.
 
-        `timeout_s` bounds the connecting and each later wait.
+        `settings` must be the same on every rank, `timeout_s` bounds the connecting and each
+        later wait. `device` is as in use_device, before another rank can send to it.
         """
         slow = emulation or LinkEmulation()
-        communicator = connect(
+
+        def make(communicator: Any) -> Links:
+            links = cls(communicator, timeout_s)
+            links.use_device(device)
+            return links
+
+        made: Links = connect(
             store,
             rank,
             size,
             name=name,
+            settings=settings,
             timeout_s=timeout_s,
             emulated_mbps=slow.mbps,
             emulated_latency_ms=slow.latency_ms,
             pool=pool or default_pool(),
             limits=limits,
+            make=make,
         )
-        return cls(communicator, timeout_s)
+        return made
 
     @property
     def rank(self) -> int:

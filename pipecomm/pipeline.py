@@ -22,7 +22,13 @@ from pipecomm.errors import ConfigError, PipecommError, StageFailedError
 from pipecomm.grad_norm import clip_grad_norm
 from pipecomm.loss import LossFn, Reduction, StepLoss, loss_weights
 from pipecomm.microbatch import split_step
-from pipecomm.place import announce_failure, choose_codecs, connect_stages, find_place
+from pipecomm.place import (
+    announce_failure,
+    check_num_stages,
+    choose_codecs,
+    connect_stages,
+    find_place,
+)
 from pipecomm.policy import BoundaryCodec, CodecPolicy, Codecs
 from pipecomm.remote_error import describe, with_builtin_class
 from pipecomm.schedule import Action, Kind, Schedule, build, with_communication
@@ -89,26 +95,28 @@ class Pipeline:
         limits: FlowLimits | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        rank, size = find_place(process_group, num_stages)
+        rank, size = find_place(process_group)
         self._links: Links | None = None
         try:
+            check_num_stages(num_stages, size)
             _check_arguments(stage, loss_fn, loss_reduction, timeout_s)
             self._device = None if device is None else as_device(device)
             policies = _policies(codec, grad_codec, size - 1)
             plan = _plan(schedule, size, num_microbatches)
-        except Exception as error:
+            self._actions = with_communication(plan)[rank]
+            self._stage = Stage(stage, rank, size)
+            if size > 1:
+                warm_up_backward()
+        except BaseException as error:
             announce_failure(process_group, rank, size, error)
             raise
         self.num_microbatches = plan.num_microbatches
-        self._actions = with_communication(plan)[rank]
-        self._stage = Stage(stage, rank, size)
         self._loss_fn = loss_fn
         self._loss_reduction: Reduction = loss_reduction
         self._num_steps = 0
         self._is_closed = False
         self._codecs: dict[Direction, BoundaryCodec] = {}
         if size > 1:
-            warm_up_backward()
             codecs = f"codecs {policies['forward']} and {policies['backward']}"
             self._links = connect_stages(
                 process_group,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
-from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -13,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pipecomm.codec import Codec
-from pipecomm.errors import ConfigError, LinkTimeoutError
+from pipecomm.errors import ConfigError
 from pipecomm.link import LinkEmulation, Links, announce
 from pipecomm.link_speed import boundary_speeds
 from pipecomm.policy import AUTO, BoundaryCodec, CodecPolicy, codec_for_speed
@@ -24,33 +22,39 @@ if TYPE_CHECKING:
     from pipecomm.memory import MemoryPool
     from pipecomm.rendezvous import Store
 
-__all__ = ["announce_failure", "choose_codecs", "connect_stages", "find_place"]
+__all__ = [
+    "announce_failure",
+    "check_num_stages",
+    "choose_codecs",
+    "connect_stages",
+    "find_place",
+]
 
-_POLL_S = 0.002
 _log = logging.getLogger("pipecomm")
 
-# Per process group, to give each pipeline its own part of the group's store.
-_num_connected: Counter[str] = Counter()
 
-
-def find_place(process_group: dist.ProcessGroup | None, num_stages: int | None) -> tuple[int, int]:
-    """This rank and the number of ranks; (0, 1) where torch.distributed is not initialised.
-
-    Raises ConfigError if that is not one rank for each of `num_stages`.
-    """
-    is_initialized = dist.is_available() and dist.is_initialized()
+def find_place(process_group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """This rank and the number of ranks; (0, 1) where torch.distributed is not initialised."""
     rank, size = 0, 1
-    if is_initialized:
+    if _is_initialized():
         rank, size = dist.get_rank(process_group), dist.get_world_size(process_group)
     if rank < 0:
         raise ConfigError("expected a process group with this rank in it; got one without")
+    return rank, size
+
+
+def _is_initialized() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def check_num_stages(num_stages: int | None, size: int) -> None:
+    """Raise ConfigError unless there is one rank for each of `num_stages`."""
     if num_stages is not None and num_stages != size:
-        why = "" if is_initialized else " (torch.distributed is not initialised)"
+        why = "" if _is_initialized() else " (torch.distributed is not initialised)"
         raise ConfigError(
             f"expected one rank for each of {num_stages} stages; got {size} in all{why}. "
             f"Start {num_stages} ranks and call torch.distributed.init_process_group"
         )
-    return rank, size
 
 
 def connect_stages(
@@ -67,28 +71,19 @@ def connect_stages(
 ) -> Links:
     """Links to the other ranks, returned when every rank has its own.
 
-    Raises ConfigError on every rank unless all give the same `settings`.
+    Raises as rendezvous.connect does: ConfigError unless all give the same `settings`.
     """
-    store = _store(process_group)
-    links = Links.connect(
-        store,
+    return Links.connect(
+        _store(process_group),
         rank,
         size,
+        settings=settings,
         timeout_s=timeout_s,
         emulation=emulation,
         pool=pool,
         limits=limits,
+        device=device,
     )
-    try:
-        # Before another rank can send to it.
-        links.use_device(device)
-        store.set(f"settings/{rank}", settings)
-        _wait_for_all(store, links, [f"settings/{other}" for other in range(size)], timeout_s)
-        _compare(store, rank, size, settings)
-    except BaseException:
-        links.close()
-        raise
-    return links
 
 
 def choose_codecs(
@@ -134,46 +129,17 @@ def _tell(direction: Direction, codecs: list[Codec], speeds: list[float]) -> Non
 
 
 def announce_failure(
-    process_group: dist.ProcessGroup | None, rank: int, size: int, error: Exception
+    process_group: dist.ProcessGroup | None, rank: int, size: int, error: BaseException
 ) -> None:
     """Tell the ranks that connect, or will, that this one does not: they raise StageFailedError."""
     if size > 1:
         text = f"rank {rank} cannot make its pipeline: {type(error).__name__}: {error}"
-        announce(_store(process_group), text)
+        announce(_store(process_group), rank, text)
 
 
 def _store(process_group: dist.ProcessGroup | None) -> Store:
-    """A part of the process group's store for one more pipeline, the same on every rank."""
-    group = process_group or dist.distributed_c10d._get_default_group()
-    name = group.group_name
-    _num_connected[name] += 1
-    prefix = f"pipecomm/pipeline/{name}/{_num_connected[name]}"
+    """The process group's part of the default store, where its pipelines meet."""
+    name = (process_group or dist.distributed_c10d._get_default_group()).group_name
     return dist.PrefixStore(  # type: ignore[attr-defined]
-        prefix, dist.distributed_c10d._get_default_store()
+        f"pipecomm/pipeline/{name}", dist.distributed_c10d._get_default_store()
     )
-
-
-def _wait_for_all(store: Store, links: Links, keys: list[str], timeout_s: float) -> None:
-    """Return when all keys are set. A rank that fails early must not disturb others connecting."""
-    deadline = time.monotonic() + timeout_s
-    # Nothing is sent before the first step, so this ends only when a rank is lost.
-    probe = links.receive((links.rank + 1) % links.size, direction="forward", microbatch=0)
-    while not store.check(keys):
-        if probe.is_done and not store.check(keys):
-            probe.wait()
-        if time.monotonic() > deadline:
-            raise LinkTimeoutError(
-                f"expected every rank to connect within {timeout_s:g} s; rank {links.rank} still "
-                f"waits for others; look at their output"
-            )
-        time.sleep(_POLL_S)
-
-
-def _compare(store: Store, rank: int, size: int, settings: str) -> None:
-    for other in range(size):
-        theirs = store.get(f"settings/{other}").decode()
-        if theirs != settings:
-            raise ConfigError(
-                f"expected the same settings on every rank; got {settings} on rank {rank} and "
-                f"{theirs} on rank {other}"
-            )

@@ -95,6 +95,34 @@ def first_collective_that_a_rank_misses_says_so(rank: int, size: int, group: Gro
         dist.recv(torch.zeros(1), 0, group)
 
 
+def first_collective_waits_no_longer_than_its_own_timeout(
+    rank: int, size: int, group: Group
+) -> None:
+    own = timedelta(seconds=0.5)
+    calls = (
+        lambda new: new.barrier(timeout=own).wait(),
+        lambda new: new.allreduce(torch.ones(1), timeout=own).wait(),
+        lambda new: new.broadcast(torch.ones(1), root=0, timeout=own).wait(),
+        lambda new: dist.irecv(torch.ones(1), 1, new).wait(own),
+    )
+    for call in calls:
+        new = dist.new_group(backend="pipecomm")
+        if rank == 0:
+            start = time.monotonic()
+            with pytest.raises((TransportError, LinkTimeoutError), match=r"0\.5"):
+                call(new)
+            assert time.monotonic() - start < 3
+        dist.barrier(group)
+        dist.destroy_process_group(new)
+
+
+def later_collectives_wait_as_long_as_the_group(rank: int, size: int, group: Group) -> None:
+    group.barrier(timeout=timedelta(seconds=3)).wait()
+    if rank == 1:
+        time.sleep(4)
+    group.barrier().wait()
+
+
 def timeout_text_says_who_waited_for_whom(rank: int, size: int, group: Group) -> None:
     if rank == 1:
         with pytest.raises(LinkTimeoutError) as caught:
@@ -142,6 +170,8 @@ CHECKS: tuple[Check, ...] = (
     wait_raises_after_the_time_given_to_it,
     timeout_set_later_on_the_group_holds,
     first_collective_that_a_rank_misses_says_so,
+    first_collective_waits_no_longer_than_its_own_timeout,
+    later_collectives_wait_as_long_as_the_group,
     timeout_text_says_who_waited_for_whom,
     message_after_a_timeout_goes_to_the_next_receive,
     interrupt_ends_a_blocking_receive,

@@ -18,6 +18,8 @@ import torch.distributed as dist
 from pipecomm._native import core
 from pipecomm.codec import Codec
 from pipecomm.errors import LinkTimeoutError, PeerLostError, TransportError
+from pipecomm.flow import FlowLimits
+from pipecomm.generation import Seat
 from pipecomm.link import Links
 from pipecomm.rendezvous import connect
 from tests.kills import names_now, names_that_stay
@@ -89,8 +91,9 @@ def _gives_up_while_connecting(rank: int, size: int, store_path: str) -> str:
     """Rank 2 publishes its address and does not come; rank 1 waits for it less long than rank 0."""
     store = dist.FileStore(store_path, size)
     if rank == 2:
-        listener = core.Listener()
-        store.set("pipecomm/2", listener.address)
+        listener, seat = core.Listener(), Seat(store, rank)
+        store.set(seat.key("address/2"), listener.address)
+        store.set(seat.key("settings/2"), FlowLimits().settings)
         store.wait(["told"])
         return ""
     with pytest.raises((PeerLostError, LinkTimeoutError)) as caught:

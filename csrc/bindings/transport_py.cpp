@@ -135,6 +135,7 @@ void register_communicator(py::module_& module) {
                        const std::string& text) { without_gil([&] { return self.abort(epoch, text), 0; }); })
       .def("aborted", &Communicator::aborted)
       .def("set_fail_together", &Communicator::set_fail_together)
+      .def("check_peers", [](const Communicator& self) { without_gil([&] { return self.check_peers(), 0; }); })
       .def("close", [](Communicator& self) { without_gil([&] { return self.close(), 0; }); })
       .def("counters", [](Communicator& self, int peer) { return without_gil([&] { return self.counters(peer); }); })
       .def("shares_memory", &Communicator::shares_memory, py::arg("peer"))
@@ -158,7 +159,7 @@ void register_transport(py::module_& module) {
              const std::string& settings, double timeout_s, std::shared_ptr<Pool> pool, double emulated_bytes_per_s,
              double emulated_latency_s, std::size_t max_inflight, std::size_t max_inflight_nbytes, bool strict,
              std::optional<std::int64_t> stand_in_lag_us, std::size_t max_process_inflight,
-             std::size_t max_process_inflight_nbytes) {
+             std::size_t max_process_inflight_nbytes, const py::object& interrupt) {
             CommunicatorOptions options;
             options.name = name;
             options.settings = settings;
@@ -173,14 +174,20 @@ void register_transport(py::module_& module) {
               const std::chrono::microseconds lag(*stand_in_lag_us);
               options.stand_in = make_host_device([lag] { return make_lagging_stream(lag); });
             }
-            return without_gil(
-                [&] { return self.connect(rank, addresses, options, from_seconds(timeout_s), check_signals); });
+            const auto check = [&] {
+              check_signals();
+              if (interrupt.is_none()) return;
+              const py::gil_scoped_acquire gil;
+              interrupt();
+            };
+            return without_gil([&] { return self.connect(rank, addresses, options, from_seconds(timeout_s), check); });
           },
           py::arg("rank"), py::arg("addresses"), py::kw_only(), py::arg("name") = "", py::arg("settings") = "",
           py::arg("timeout_s") = 300.0, py::arg("pool") = nullptr, py::arg("emulated_bytes_per_s") = 0.0,
           py::arg("emulated_latency_s") = 0.0, py::arg("max_inflight") = 0, py::arg("max_inflight_nbytes") = 0,
           py::arg("strict") = false, py::arg("stand_in_lag_us") = py::none(), py::arg("max_process_inflight") = 0,
-          py::arg("max_process_inflight_nbytes") = 0);
+          py::arg("max_process_inflight_nbytes") = 0, py::arg("interrupt") = py::none(),
+          "Calls `interrupt`, which may raise, every now and then while it waits.");
   module.def(
       "hang_report",
       [](int pid, double timeout_s) {
@@ -190,6 +197,8 @@ void register_transport(py::module_& module) {
   module.def("finish_bridges", [] { without_gil([] { return finish_bridges(), 0; }); });
   module.def("is_remote", py::overload_cast<const std::string&, const std::string&>(&is_remote), py::arg("own_address"),
              py::arg("peer_address"));
+  module.def("describe_errno", &describe_errno, py::arg("code"),
+             "Its text, with the limit of the process that is met.");
   module.def("why_unreachable", &why_unreachable, py::arg("own_address"), py::arg("peer_address"));
 }
 

@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
+#include <limits>
 #include <string>
 
 #include "base/error.h"
@@ -66,10 +68,10 @@ Segment Segment::create(std::size_t nbytes, SegmentMapping mapping) {
   Segment segment;
   segment.nbytes_ = round_up(nbytes, page_nbytes());
   segment.fd_ = memfd_create("pipecomm", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (segment.fd_ < 0) throw_exhausted(nbytes, std::string("memfd_create: ") + std::strerror(errno));
+  if (segment.fd_ < 0) throw_exhausted(nbytes, "memfd_create: " + describe_errno(errno));
   const auto size = static_cast<off_t>(segment.nbytes_);
   if (ftruncate(segment.fd_, size) != 0 || fallocate(segment.fd_, 0, 0, size) != 0) {
-    throw_exhausted(nbytes, std::strerror(errno));
+    throw_exhausted(nbytes, describe_errno(errno));
   }
   if (fcntl(segment.fd_, F_ADD_SEALS, kSeals) != 0) throw_errno("sealing a memory segment");
   if (mapping == SegmentMapping::plain) segment.map();
@@ -83,6 +85,7 @@ Segment Segment::adopt(int fd, std::size_t expected_nbytes) {
   check_seals(fd);
   check_size(fd, segment.nbytes_);
   segment.map();
+  segment.close_fd();
   return segment;
 }
 
@@ -92,16 +95,20 @@ Segment Segment::adopt_to_read(int fd) {
   check_seals(fd);
   segment.nbytes_ = size_of(fd);
   segment.data_ = map_to_read(fd, segment.nbytes_);
-  if (segment.data_ == nullptr) throw_exhausted(segment.nbytes_, std::string("mmap: ") + std::strerror(errno));
-  close(std::exchange(segment.fd_, -1));
+  if (segment.data_ == nullptr) throw_exhausted(segment.nbytes_, "mmap: " + describe_errno(errno));
+  segment.close_fd();
   return segment;
 }
 
 void Segment::map() {
   data_ = reserve_addresses(nbytes_);
   if (data_ == nullptr || !map_shared_at(data_, fd_, 0, nbytes_)) {
-    throw_exhausted(nbytes_, std::string("mmap: ") + std::strerror(errno));
+    throw_exhausted(nbytes_, "mmap: " + describe_errno(errno));
   }
+}
+
+void Segment::close_fd() {
+  if (fd_ >= 0) close(std::exchange(fd_, -1));
 }
 
 void Segment::swap(Segment& other) noexcept {
@@ -112,7 +119,7 @@ void Segment::swap(Segment& other) noexcept {
 
 Segment::~Segment() {
   if (data_ != nullptr) munmap(data_, nbytes_);
-  if (fd_ >= 0) close(fd_);
+  close_fd();
 }
 
 }  // namespace pipecomm

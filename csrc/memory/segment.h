@@ -19,10 +19,10 @@ class PC_API Segment {
   // SIGBUS later. Throws a pool exhausted error, or a config error for 0 bytes.
   static Segment create(std::size_t nbytes, SegmentMapping mapping = SegmentMapping::plain);
   // Maps a segment received from another process. Takes `fd` over, also when it throws: a transport error where it is
-  // not sealed or not of `expected_nbytes` rounded up to pages.
+  // not sealed or not of `expected_nbytes` rounded up to pages. The descriptor is closed, since the mapping is all that
+  // is needed.
   static Segment adopt(int fd, std::size_t expected_nbytes);
-  // The same for a segment of any size that is only to be read; pages are mapped when they are touched. The descriptor
-  // is closed, since the mapping is all that is needed.
+  // The same for a segment of any size that is only to be read; pages are mapped when they are touched.
   static Segment adopt_to_read(int fd);
 
   Segment(Segment&& other) noexcept { swap(other); }
@@ -35,6 +35,8 @@ class PC_API Segment {
   ~Segment();
 
   int fd() const { return fd_; }
+  // Where a mapping is there, it stays. What the descriptor was passed on to has its own.
+  void close_fd();
   std::byte* data() const { return data_; }
   // Bytes of the memory itself, a multiple of the page size.
   std::size_t nbytes() const { return nbytes_; }

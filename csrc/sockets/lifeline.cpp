@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 
+#include <cerrno>
 #include <cstring>
 
 #include "base/error.h"
@@ -40,7 +41,11 @@ bool Lifeline::has_hung_up() const {
 
 void Lifeline::send(ControlKind kind, std::uint64_t value, const std::string& text, int fd) {
   if (!socket_) return;
-  outgoing_.push_back({pack_control(kind, value, text), Fd(fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0))});
+  Fd shared(fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (fd >= 0 && !shared) {
+    throw Error(ErrorKind::pool_exhausted, "expected a descriptor to share memory by; got: " + describe_errno(errno));
+  }
+  outgoing_.push_back({pack_control(kind, value, text), std::move(shared)});
   flush();
 }
 

@@ -20,7 +20,7 @@ enum class ControlKind : std::uint32_t {
   abort = 4,         // epoch `value` is given up; text says why
   goodbye = 5,       // closed on purpose; text says which rank was lost before that, if one was
   accepted = 6,      // to a sender, in strict mode: a receive is posted for message number `value`
-  lost = 7,          // from a bridge: the peer, on another host, cannot be reached any more; text says why
+  lost = 7,          // this end of the link has failed, or a bridge's way to the peer; text says why
   slots_wanted = 8,  // to the receiver: share memory of your device, in way number `value` or a later one
   slots_made = 9,    // to the sender: here it is; `value` is SlotOffer::packed(), text the handle, or why there is none
   source_made = 10,  // to the receiver: segment number `value` of this process, for records that tell where to read
@@ -48,7 +48,7 @@ class Lifeline {
   // The peer has closed its end, whether or not all it said before has been read.
   bool has_hung_up() const;
   // Queues and sends what the socket takes; the peer is woken to read it. What `fd` refers to is sent even
-  // if it is closed meanwhile.
+  // if it is closed meanwhile; throws a pool exhausted error without a descriptor for that.
   void send(ControlKind kind, std::uint64_t value, const std::string& text, int fd = -1);
   // Sends what is queued; true when nothing is left.
   bool flush();

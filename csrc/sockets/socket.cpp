@@ -2,6 +2,7 @@
 #include "sockets/socket.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -49,6 +50,20 @@ Fd take_fd(msghdr& header) {
     }
   }
   return first;
+}
+
+// The kernel leaves a descriptor out of a message that comes to a process without a free number for it.
+void check_fd_came(const msghdr& header, const Fd& fd) {
+  if (fd || (header.msg_flags & MSG_CTRUNC) == 0) return;
+  throw Error(ErrorKind::pool_exhausted,
+              "expected a message with a descriptor; it was lost: " + describe_errno(EMFILE));
+}
+
+bool is_exhausted(int code) { return code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM; }
+
+bool is_readable(const Fd& socket) {
+  pollfd item{socket.get(), POLLIN, 0};
+  return ::poll(&item, 1, 0) > 0;
 }
 
 }  // namespace
@@ -108,7 +123,12 @@ SocketStatus connect_abstract(const std::string& name, Fd& out) {
 }
 
 Fd accept_pending(const Fd& listener) {
-  return Fd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  Fd caller(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  const int code = errno;
+  // The kernel looks for a free number before it looks for a caller.
+  if (caller || !is_exhausted(code) || !is_readable(listener)) return caller;
+  errno = code;
+  throw_errno("cannot accept a connection");
 }
 
 SocketStatus send_message(const Fd& socket, const std::string& bytes, int fd_to_pass) {
@@ -148,6 +168,7 @@ SocketStatus receive_message(const Fd& socket, SocketMessage& out) {
   if (got <= 0) return SocketStatus::closed;
   out.bytes.resize(static_cast<std::size_t>(got));
   out.fd = take_fd(header);
+  check_fd_came(header, out.fd);
   return SocketStatus::ok;
 }
 

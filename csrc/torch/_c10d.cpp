@@ -47,10 +47,14 @@ c10::intrusive_ptr<PipecommBackend> make_backend(int rank, int size, const py::o
                                                  std::chrono::milliseconds timeout, const std::string& codec,
                                                  const std::string& grad_codec, std::size_t min_nbytes) {
   const auto group_timeout = std::make_shared<GroupTimeout>(timeout.count());
-  InnerFactory call_make_inner = [group_timeout,
-                                  shared = share_object(std::move(make_inner))](const std::string& name) {
+  InnerFactory call_make_inner = [group_timeout, shared = share_object(std::move(make_inner))](
+                                     const std::string& name, std::chrono::milliseconds own_timeout) {
     const py::gil_scoped_acquire acquire;
-    return (*shared)(name, std::chrono::milliseconds(group_timeout->load())).cast<InnerPtr>();
+    const std::chrono::milliseconds groups(group_timeout->load());
+    const bool is_shorter = own_timeout.count() > 0 && own_timeout < groups;
+    const auto made = (*shared)(name, is_shorter ? own_timeout : groups).cast<InnerPtr>();
+    if (is_shorter) made->setTimeout(groups);  // that of later calls
+    return made;
   };
   const CodecRule rule{parse_codec(codec), parse_codec(grad_codec), min_nbytes};
   return c10::make_intrusive<PipecommBackend>(rank, size, unpack_communicator(communicator), inner_names,

@@ -20,8 +20,9 @@ using Tensors = std::vector<at::Tensor>;
 using TensorLists = std::vector<std::vector<at::Tensor>>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using InnerPtr = c10::intrusive_ptr<c10d::Backend>;
-// Makes the backend of that name.
-using InnerFactory = std::function<InnerPtr(const std::string&)>;
+// Makes the backend of that name; all ranks have to be there within the time given, where that is less than the
+// group's.
+using InnerFactory = std::function<InnerPtr(const std::string&, std::chrono::milliseconds)>;
 // The names by device type: "cpu", "cuda". "cpu" is there; its backend also runs what has no tensors, and other
 // devices'.
 using InnerNames = std::map<std::string, std::string>;
@@ -32,73 +33,77 @@ class CollectivesByInner : public c10d::Backend {
       : c10d::Backend(rank, size), names_(std::move(names)), make_inner_(std::move(make_inner)) {}
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override {
-    return inner(tensors)->broadcast(tensors, opts);
+    return inner(tensors, opts)->broadcast(tensors, opts);
   }
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override {
-    return inner(tensors)->allreduce(tensors, opts);
+    return inner(tensors, opts)->allreduce(tensors, opts);
   }
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override {
-    return inner(tensors)->allreduce_sparse(tensors, opts);
+    return inner(tensors, opts)->allreduce_sparse(tensors, opts);
   }
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override {
-    return inner(tensors)->allreduce_coalesced(tensors, opts);
+    return inner(tensors, opts)->allreduce_coalesced(tensors, opts);
   }
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override {
-    return inner(tensors)->reduce(tensors, opts);
+    return inner(tensors, opts)->reduce(tensors, opts);
   }
   WorkPtr allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override {
-    return inner(inputs)->allgather(outputs, inputs, opts);
+    return inner(inputs, opts)->allgather(outputs, inputs, opts);
   }
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override {
-    return inner(input)->_allgather_base(output, input, opts);
+    return inner(input, opts)->_allgather_base(output, input, opts);
   }
   WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override {
-    return inner(inputs)->allgather_coalesced(outputs, inputs, opts);
+    return inner(inputs, opts)->allgather_coalesced(outputs, inputs, opts);
   }
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& opts) override {
-    return inner(inputs)->allgather_into_tensor_coalesced(outputs, inputs, opts);
+    return inner(inputs, opts)->allgather_into_tensor_coalesced(outputs, inputs, opts);
   }
   WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override {
-    return inner(inputs)->gather(outputs, inputs, opts);
+    return inner(inputs, opts)->gather(outputs, inputs, opts);
   }
   WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) override {
-    return inner(outputs)->scatter(outputs, inputs, opts);
+    return inner(outputs, opts)->scatter(outputs, inputs, opts);
   }
   WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& opts) override {
-    return inner(outputs)->reduce_scatter(outputs, inputs, opts);
+    return inner(outputs, opts)->reduce_scatter(outputs, inputs, opts);
   }
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override {
-    return inner(output)->_reduce_scatter_base(output, input, opts);
+    return inner(output, opts)->_reduce_scatter_base(output, input, opts);
   }
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::ReduceScatterOptions& opts) override {
-    return inner(outputs)->reduce_scatter_tensor_coalesced(outputs, inputs, opts);
+    return inner(outputs, opts)->reduce_scatter_tensor_coalesced(outputs, inputs, opts);
   }
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_splits,
                         std::vector<std::int64_t>& input_splits, const c10d::AllToAllOptions& opts) override {
-    return inner(output)->alltoall_base(output, input, output_splits, input_splits, opts);
+    return inner(output, opts)->alltoall_base(output, input, output_splits, input_splits, opts);
   }
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override {
-    return inner(outputs)->alltoall(outputs, inputs, opts);
+    return inner(outputs, opts)->alltoall(outputs, inputs, opts);
   }
-  WorkPtr barrier(const c10d::BarrierOptions& opts) override { return inner()->barrier(opts); }
+  WorkPtr barrier(const c10d::BarrierOptions& opts) override { return inner(Tensors{}, opts)->barrier(opts); }
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override {
-    inner()->monitoredBarrier(opts, wait_all_ranks);
+    inner(Tensors{}, opts)->monitoredBarrier(opts, wait_all_ranks);
   }
   void setSequenceNumberForGroup() override { inner()->setSequenceNumberForGroup(); }
   std::uint64_t getSequenceNumberForGroup() override { return inner()->getSequenceNumberForGroup(); }
 
  protected:
   // The backend for a call with these tensors, by the first one. Made at the first call, which every rank of the group
-  // has to reach.
-  InnerPtr inner(const at::Tensor& tensor) {
-    const auto name = names_.find(c10::DeviceTypeName(tensor.device().type(), true));
-    return inner_named(name == names_.end() ? names_.at("cpu") : name->second);
+  // has to reach within the call's own timeout.
+  template <typename Options>
+  InnerPtr inner(const at::Tensor& tensor, const Options& opts) {
+    return inner_for(tensor, opts.timeout);
   }
-  InnerPtr inner(const Tensors& tensors) { return tensors.empty() ? inner() : inner(tensors.front()); }
-  // For a call without tensors.
-  InnerPtr inner() { return inner_named(names_.at("cpu")); }
+  template <typename Options>
+  InnerPtr inner(const Tensors& tensors, const Options& opts) {
+    return tensors.empty() ? inner_without_tensors(opts.timeout) : inner_for(tensors.front(), opts.timeout);
+  }
+  // For calls that have no timeout of their own.
+  InnerPtr inner(const Tensors& tensors) { return inner_for(tensors.front(), c10d::kUnsetTimeout); }
+  InnerPtr inner() { return inner_without_tensors(c10d::kUnsetTimeout); }
   // Those that there are so far.
   std::vector<InnerPtr> made_inners() {
     const InterpreterLockReleased released;
@@ -116,7 +121,13 @@ class CollectivesByInner : public c10d::Backend {
   }
 
  private:
-  InnerPtr inner_named(const std::string& name) {
+  InnerPtr inner_for(const at::Tensor& tensor, std::chrono::milliseconds timeout) {
+    const auto name = names_.find(c10::DeviceTypeName(tensor.device().type(), true));
+    return name == names_.end() ? inner_without_tensors(timeout) : inner_named(name->second, timeout);
+  }
+  InnerPtr inner_without_tensors(std::chrono::milliseconds timeout) { return inner_named(names_.at("cpu"), timeout); }
+
+  InnerPtr inner_named(const std::string& name, std::chrono::milliseconds timeout) {
     const InterpreterLockReleased released;
     const std::lock_guard<std::mutex> lock(inner_mutex_);
     if (is_closed_) {
@@ -124,7 +135,7 @@ class CollectivesByInner : public c10d::Backend {
                                             getGroupUid() + "'; make a new group first");
     }
     if (const auto made = inners_.find(name); made != inners_.end()) return made->second;
-    const InnerPtr made = make_inner_(name);
+    const InnerPtr made = make_inner_(name, timeout);
     made->setGroupUid(getGroupUid());
     made->setGroupDesc(getGroupDesc());
     if (getBoundDeviceId()) made->setBoundDeviceId(getBoundDeviceId());

@@ -82,6 +82,11 @@ class Bridge::Impl {
     ::prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);  // emulated departures are due to the microsecond
     try {
       (this->*body)();
+    } catch (const Error& error) {
+      const std::string why = error.what();
+      if (error.kind() == ErrorKind::pool_exhausted) give_up(why);
+      note_cause(why);
+      end();
     } catch (const std::exception& error) {
       note_cause(error.what());
       end();
@@ -95,6 +100,20 @@ class Bridge::Impl {
   void note_cause(const std::string& why) {
     const std::lock_guard lock(mutex_);
     if (cause_.empty()) cause_ = why;
+  }
+
+  // This process has nothing to go on with: the twin is told, unless it takes nothing any more.
+  void give_up(const std::string& why) {
+    note_cause("this rank's end of the link has failed: " + why);
+    const std::unique_lock writing(stream_mutex_, std::chrono::seconds(1));
+    if (!writing) return;
+    const std::string bytes = pack_control(ControlKind::lost, 0, "its end of the link has failed: " + why);
+    FrameBatch batch;
+    batch.add(FrameKind::control, bytes.data(), bytes.size());
+    try {
+      batch.send(stream_.get(), [] { throw Error(ErrorKind::transport, "no room"); });
+    } catch (const Error&) {  // then the end of the stream is all that is told
+    }
   }
 
   // Both threads end soon; the receiver thread after it has passed on what has arrived.
@@ -186,6 +205,7 @@ class Bridge::Impl {
   }
 
   void send(FrameBatch& batch) {
+    const std::lock_guard writing(stream_mutex_);
     batch.send(stream_.get(), [this] {
       if (is_ended_.load()) throw Error(ErrorKind::transport, "ended");
       watch_.check();
@@ -276,6 +296,8 @@ class Bridge::Impl {
   bool is_line_closed_ = false;     // the sender thread's
   std::string goodbye_;             // the sender thread's
   bool has_peers_goodbye_ = false;  // the receiver thread's
+
+  std::timed_mutex stream_mutex_;  // held while frames are written
 
   std::mutex mutex_;
   std::string cause_;    // guarded by mutex_

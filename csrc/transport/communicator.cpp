@@ -114,6 +114,10 @@ class CommunicatorImpl final : public Communicator,
 
   void set_fail_together(bool value) override { fails_together_.store(value); }
 
+  void check_peers() const override {
+    Progress::instance().exclusively([this] { throw_if_gone(links_); });
+  }
+
   void close() override {
     if (owner_pid_ != ::getpid() || is_closed_.exchange(true)) return;
     finish_shared(links_, options_.finish_timeout);
@@ -147,11 +151,8 @@ class CommunicatorImpl final : public Communicator,
 
   LinkCounters counters(int peer) const override {
     LinkCounters counters;
-    if (is_closed_ || peer < 0 || peer >= static_cast<int>(size_at_start_)) return counters;
-    Progress::instance().exclusively([&] {
-      const auto index = static_cast<std::size_t>(peer);
-      if (index < links_.size() && links_[index]) counters = links_[index]->counters();
-    });
+    Progress::instance().exclusively(
+        [&] { for_each_link([&](Link& link) { counters = link.peer() == peer ? link.counters() : counters; }); });
     return counters;
   }
 
@@ -181,9 +182,7 @@ class CommunicatorImpl final : public Communicator,
   }
 
   void forget_after_fork() noexcept override {
-    for (const auto& link : links_) {
-      if (link) ::close(link->lifeline().fd());
-    }
+    for_each_link([](Link& link) { ::close(link.lifeline().fd()); });
     bridges_.forget_after_fork();
   }
 
@@ -341,17 +340,16 @@ class CommunicatorImpl final : public Communicator,
     const Error& cause = *link.gone();
     const TransferPtr current = link.receiver().current_receive();
     link.receiver().fail_current(current ? explain(cause, *current) : cause);
+    const Error cause_here(cause.kind(), std::string(cause.what()) + where());
     if (link.is_lost() && fails_together_) {
       lost_together_ = cause;
-      const Error error(cause.kind(), std::string(cause.what()) + where());
-      end_all(error, false);
+      end_all(cause_here, false);
     }
     for (const auto& receive :
          inbox_.take_if([&](const TransferState& item) { return waits_for(item, link.peer(), links_); })) {
       receive->fail(explain(cause, *receive));
     }
-    link.sender().fail_if([](const TransferState&) { return true; },
-                          Error(cause.kind(), std::string(cause.what()) + where()), true);
+    link.sender().fail_if([](const TransferState&) { return true; }, cause_here, true);
     fail_enqueued(this, link, [&](const TransferState& transfer) { return explain(cause, transfer); });
     link.let_go();
   }

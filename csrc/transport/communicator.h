@@ -140,6 +140,8 @@ class PC_API Communicator {
   virtual std::optional<std::string> aborted(std::uint32_t epoch) const = 0;
   // When true, the loss of any rank fails the transfers with all of them (a pipeline needs every stage).
   virtual void set_fail_together(bool value) = 0;
+  // Throws the error of a peer that is gone.
+  virtual void check_peers() const = 0;
 
   // Cancels what is pending, says goodbye, frees everything. Idempotent. Transfers raise afterwards.
   virtual void close() = 0;

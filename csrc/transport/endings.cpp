@@ -45,6 +45,12 @@ std::string also_gone(int peer, const Links& links) {
   return text;
 }
 
+void throw_if_gone(const Links& links) {
+  for (const auto& link : links) {
+    if (link && link->gone()) throw Error(*link->gone());
+  }
+}
+
 void fail_enqueued(const void* owner, const Link& link, const std::function<Error(const TransferState&)>& explain) {
   for (const TransferPtr& transfer : Progress::instance().draining()) {
     if (transfer->owner != owner || transfer->is_send || transfer->peer() != link.peer()) continue;

@@ -27,6 +27,8 @@ void fail_transfers(Inbox& inbox, const Links& links, const Predicate& predicate
 bool waits_for(const TransferState& receive, int gone_peer, const Links& links);
 // "; also gone: rank 2, 3", or nothing. Who ends because of a loss is soon lost too, to others that wait for it.
 std::string also_gone(int peer, const Links& links);
+// Throws the error of a peer that is gone.
+void throw_if_gone(const Links& links);
 // Receives of a communicator whose bytes the link's peer had told of and has not written.
 void fail_enqueued(const void* owner, const Link& link, const std::function<Error(const TransferState&)>& explain);
 // Returns when the device has written what was sent, for which the peers' devices wait, and has what was told of; or

@@ -140,6 +140,7 @@ void Link::offer_ring() {
   if (receiver_.has_ring()) return;
   RingReader& ring = receiver_.make_ring(options_.limits.max_nbytes);
   lifeline_.send(ControlKind::ring_made, ring_segment_nbytes(options_.limits.max_nbytes), "", ring.fd());
+  ring.close_fd();
 }
 
 void Link::offer_slots() {
@@ -175,8 +176,12 @@ void Link::let_go() {
   receiver_.release_slots(*gone_);
 }
 
-// What came from the peer cannot be believed: nothing more is taken from it.
+// What came from the peer cannot be believed, or this rank has nothing to go on with: nothing more is taken from it.
 void Link::break_off(const Error& error) {
+  if (error.kind() == ErrorKind::pool_exhausted && !gone_) {
+    gone_ = Error(error.kind(), "the link to rank " + std::to_string(peer_) + " has failed here: " + error.what());
+    lifeline_.send(ControlKind::lost, 0, std::string("its end of the link has failed: ") + error.what());
+  }
   lifeline_.close();
   receiver_.stop();
   receiver_.sources().clear();

@@ -34,9 +34,10 @@ class ListenerImpl final : public Listener {
     check_reachable(rank, texts, options);
     check_limits(options.limits);
     if (!options.pool) options.pool = make_host_pool(0);
+    Fd socket = std::move(socket_);  // closes when this fails, too
     const auto deadline = std::chrono::steady_clock::now() + timeout;
-    auto lifelines = shake_hands(socket_, own_, rank, addresses, options, timeout, interrupt);
-    socket_.reset();
+    auto lifelines = shake_hands(socket, own_, rank, addresses, options, timeout, interrupt);
+    socket.reset();
     const Nanoseconds left = deadline - std::chrono::steady_clock::now();
     Bridges bridges = connect_remotely(rank, addresses, options, left, interrupt);
     bridges.fill(lifelines);
@@ -49,8 +50,8 @@ class ListenerImpl final : public Listener {
     Bridges bridges;
     const auto is_other_host = [&](const Address& address) { return is_remote(own_, address); };
     if (std::none_of(addresses.begin(), addresses.end(), is_other_host)) return bridges;
-    std::vector<Fd> streams = shake_hands_remotely(tcp_socket_, own_, rank, addresses, options, timeout, interrupt);
-    tcp_socket_.reset();
+    const Fd socket = std::move(tcp_socket_);
+    std::vector<Fd> streams = shake_hands_remotely(socket, own_, rank, addresses, options, timeout, interrupt);
     for (std::size_t peer = 0; peer < streams.size(); ++peer) {
       if (streams[peer]) bridges.add(peer, std::move(streams[peer]), addresses[peer].endpoint, options.limits);
     }

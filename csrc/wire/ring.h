@@ -60,6 +60,8 @@ class PC_API RingReader {
  public:
   static RingReader create(std::size_t capacity);
   int fd() const { return segment_.fd(); }
+  // Once the writer's process has it.
+  void close_fd() { segment_.close_fd(); }
   SlotCounters& slot_counters();
   void* control_page() { return control_; }
 
