@@ -23,7 +23,7 @@ InMessagePtr Inbox::post(const TransferPtr& receive) {
 
 bool Inbox::withdraw(const TransferPtr& receive) { return std::erase(posted_, receive) > 0; }
 
-InMessagePtr Inbox::open(int source, const MessageHeader& header) {
+InMessagePtr Inbox::open(int source, const MessageHeader& header, bool has_gone) {
   auto message = std::make_shared<InMessage>();
   message->source = source;
   message->key = header.key;
@@ -40,7 +40,7 @@ InMessagePtr Inbox::open(int source, const MessageHeader& header) {
     return message;
   }
   // Nobody asks for anything from there: the ring holds it without a copy, and its sender feels the pressure.
-  if (!expects_from(source) || is_over_parking_limit()) return nullptr;
+  if (!expects_from(source) || (is_over_parking_limit() && !has_gone)) return nullptr;
   parked_.push_back(message);
   return message;
 }

@@ -35,7 +35,7 @@ bool Link::poll() {
     const std::uint64_t received_before = counters_.messages_received;
     moved |= receiver_.pump(counters_, [this] { lifeline_.wake_peer(); });
     if (counters_.messages_received != received_before) last_received_ns_ = now_ns();
-    end_when_drained();
+    settle();
   } catch (const Error& error) {
     break_off(error);
   }
@@ -67,7 +67,7 @@ void Link::poll_socket() {
     ask_for_channel();
     offer_slots();
     if (!lifeline_.is_open()) mark_gone(ErrorKind::peer_lost, "its process ended without a goodbye");
-    end_when_drained();
+    settle();
   } catch (const Error& error) {
     break_off(error);
   }
@@ -181,8 +181,8 @@ void Link::break_off(const Error& error) {
   receiver_.stop();
   receiver_.sources().clear();
   mark_gone(ErrorKind::peer_lost, error.what());
-  has_announced_end_ = true;
-  events_.on_gone(*this);
+  has_announced_end_ = false;
+  settle();
 }
 
 void Link::mark_gone(ErrorKind kind, const std::string& text) {
@@ -192,11 +192,13 @@ void Link::mark_gone(ErrorKind kind, const std::string& text) {
 }
 
 // What the peer had sent before it went still counts; only then its absence ends what waits for it.
-void Link::end_when_drained() {
-  if (!gone_ || (has_announced_end_ && !inbox_.expects_from(peer_))) return;
+void Link::settle() {
+  if (!gone_) return;
+  const bool is_awaited = inbox_.expects_from(peer_) || receiver_.current_receive();
+  if (has_announced_end_ && !is_awaited) return;
+  receiver_.expect_no_more();
   while (receiver_.pump(counters_, [] {})) {
   }
-  if (!receiver_.is_drained() && !receiver_.is_blocked()) return;
   if (receiver_.is_drained()) receiver_.sources().clear();
   has_announced_end_ = true;
   events_.on_gone(*this);

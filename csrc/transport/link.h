@@ -17,7 +17,8 @@ class Link {
   struct Events {
     // Another rank gave up an epoch.
     std::function<void(std::uint32_t, const std::string&)> on_abort;
-    // This peer is gone: unexpectedly, or after a goodbye.
+    // This peer is gone, unexpectedly or after a goodbye: what waits for it is to end. Once more for what is posted
+    // later.
     std::function<void(Link&)> on_gone;
     // Told with the end of a peer: which others are gone.
     std::function<std::string(int)> also_gone;
@@ -68,7 +69,7 @@ class Link {
   void take_slots(Control& control);
   void break_off(const Error& error);
   void mark_gone(ErrorKind kind, const std::string& text);
-  void end_when_drained();
+  void settle();
 
   const int peer_;
   Inbox& inbox_;

@@ -20,4 +20,17 @@ Error timeout_error(const Error& waited, const TransferState& transfer, const Li
   return Error(ErrorKind::link_timeout, text + "; check what that rank does, or raise the timeout");
 }
 
+Error mismatch_error(const InMessage& message, std::size_t index) {
+  const ReceivedPart& part = message.parts[index];
+  const TensorView sent{nullptr, part.dtype, part.shape};
+  const std::string what =
+      part.absent ? "no tensor"
+                  : describe_tensor(part.dtype, part.shape) + " (" + std::to_string(sent.nbytes()) + " bytes)";
+  return Error(ErrorKind::message_mismatch, "expected " + describe_tensors(*message.receiver) + "; got " +
+                                                std::to_string(message.num_parts) + " tensor(s), number " +
+                                                std::to_string(index) + ": " + what + " from rank " +
+                                                std::to_string(message.source) + " (" + describe_key(message.key) +
+                                                "); receive into a tensor of the sender's dtype and size");
+}
+
 }  // namespace pipecomm
