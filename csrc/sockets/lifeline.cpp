@@ -6,21 +6,23 @@
 
 #include <cstring>
 
-#include "base/error.h"
-
 namespace pipecomm {
 namespace {
 
 struct Prefix {
   std::uint32_t kind;
-  std::uint32_t reserved;
+  std::uint32_t error;
   std::uint64_t value;
 };
 
+ErrorKind known_error(std::uint32_t number) {
+  return number < kNumErrorKinds ? static_cast<ErrorKind>(number) : ErrorKind::transport;
+}
+
 }  // namespace
 
-std::string pack_control(ControlKind kind, std::uint64_t value, const std::string& text) {
-  const Prefix prefix{static_cast<std::uint32_t>(kind), 0, value};
+std::string pack_control(ControlKind kind, std::uint64_t value, const std::string& text, ErrorKind error) {
+  const Prefix prefix{static_cast<std::uint32_t>(kind), static_cast<std::uint32_t>(error), value};
   std::string bytes(reinterpret_cast<const char*>(&prefix), sizeof(prefix));
   return bytes + text.substr(0, kMaxSocketMessageNbytes - sizeof(prefix));
 }
@@ -30,7 +32,7 @@ Control unpack_control(SocketMessage message) {
   if (message.bytes.size() < sizeof(prefix)) throw Error(ErrorKind::transport, "control message refused: too short");
   std::memcpy(&prefix, message.bytes.data(), sizeof(prefix));
   return {static_cast<ControlKind>(prefix.kind), prefix.value, message.bytes.substr(sizeof(prefix)),
-          std::move(message.fd)};
+          std::move(message.fd), known_error(prefix.error)};
 }
 
 bool Lifeline::has_hung_up() const {
@@ -40,7 +42,16 @@ bool Lifeline::has_hung_up() const {
 
 void Lifeline::send(ControlKind kind, std::uint64_t value, const std::string& text, int fd) {
   if (!socket_) return;
-  outgoing_.push_back({pack_control(kind, value, text), Fd(fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0))});
+  queue({pack_control(kind, value, text), Fd(fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0))});
+}
+
+void Lifeline::send(ControlKind kind, std::uint64_t value, const Error& error) {
+  queue({pack_control(kind, value, error.what(), error.kind()), Fd()});
+}
+
+void Lifeline::queue(Outgoing message) {
+  if (!socket_) return;
+  outgoing_.push_back(std::move(message));
   flush();
 }
 

@@ -22,7 +22,7 @@ Link::Link(int peer, Lifeline lifeline, Inbox& inbox, const CommunicatorOptions&
               }),
       receiver_(
           peer, inbox, options.pool, place,
-          [this](std::uint64_t seq, const std::string& text) { lifeline_.send(ControlKind::refused, seq, text); },
+          [this](std::uint64_t seq, const Error& error) { lifeline_.send(ControlKind::refused, seq, error); },
           [this](std::uint64_t seq) {
             if (options_.limits.is_strict) lifeline_.send(ControlKind::accepted, seq, "");
           }) {}
@@ -45,6 +45,8 @@ bool Link::poll() {
 bool Link::push() {
   try {
     end_lent();
+    // A refusal of its beginning is on the socket before there is room for its end: the sender learns of it in time.
+    if (sender_.has_begun()) poll_socket();
     return !gone_ && sender_.pump(counters_, [this] { lifeline_.wake_peer(); });
   } catch (const Error& error) {
     break_off(error);
@@ -115,8 +117,7 @@ void Link::handle(Control& control) {
       receiver_.sources().remove(control.value);
       break;
     case ControlKind::refused: {
-      const Error error(ErrorKind::message_mismatch,
-                        "rank " + std::to_string(peer_) + " refused a message: " + control.text);
+      const Error error(control.error, "rank " + std::to_string(peer_) + " refused a message: " + control.text);
       if (!sender_.complain(control.value, error)) std::fprintf(stderr, "pipecomm: %s\n", error.what());
       break;
     }

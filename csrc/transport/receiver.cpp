@@ -166,7 +166,7 @@ bool Receiver::fits_targets(InMessage& message, std::size_t index) {
 }
 
 void Receiver::reject(InMessage& message, const Error& error) {
-  refuse_(message.seq, error.what());
+  refuse_(message.seq, error);
   drop(message, error);
 }
 

@@ -16,8 +16,8 @@ namespace pipecomm {
 
 class Receiver {
  public:
-  // `refuse(seq, text)` tells the sender that a message did not fit.
-  using Refuse = std::function<void(std::uint64_t, const std::string&)>;
+  // `refuse(seq, error)` tells the sender why a message could not be received.
+  using Refuse = std::function<void(std::uint64_t, const Error&)>;
   // `accept(seq)`: a receive is there for that message, or it is dropped on purpose.
   using Accept = std::function<void(std::uint64_t)>;
 
