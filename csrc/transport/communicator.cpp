@@ -312,8 +312,9 @@ class CommunicatorImpl final : public Communicator,
       if (transfer->has_ended()) return;
       const int peer = transfer->peer();
       const Link* its_link = peer == kAnySource ? nullptr : links_[static_cast<std::size_t>(peer)].get();
-      const Error full = error.kind() == ErrorKind::link_timeout ? timeout_error(error, *transfer, its_link, where())
-                                                                 : explain(error, *transfer);
+      const Error full = error.kind() == ErrorKind::link_timeout
+                             ? timeout_error(error, *transfer, its_link, inbox_.describe_parking(), where())
+                             : explain(error, *transfer);
       if (!transfer->is_send) take_back(transfer);
       transfer->fail(full);
       if (transfer->is_send) links_[static_cast<std::size_t>(transfer->peer())]->sender().withdraw(transfer);

@@ -88,7 +88,16 @@ std::string Inbox::describe() const {
     text += "  message from rank " + std::to_string(message->source) + " (" + describe_key(message->key) + ") of " +
             std::to_string(message->payload) + " bytes, that no receive asks for\n";
   }
-  return text;
+  const std::string parking = describe_parking();
+  return parking.empty() ? text : text + "  " + parking + "\n";
+}
+
+std::string Inbox::describe_parking() const {
+  if (!is_over_parking_limit()) return "";
+  return std::to_string(parked_.size()) + " messages that no receive asks for are parked (" +
+         std::to_string(parked_nbytes()) + " bytes), which is all that may be (" + std::to_string(max_parked_nbytes_) +
+         " bytes): nothing more is taken until some are received; receive in about the order of sending, or send less "
+         "ahead";
 }
 
 bool Inbox::expects_from(int source) const {

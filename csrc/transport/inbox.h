@@ -74,6 +74,8 @@ class Inbox {
   std::string describe() const;
   bool expects_from(int source) const;
   bool is_over_parking_limit() const { return parked_nbytes() > max_parked_nbytes_; }
+  // Above the limit: how much is parked, how much may be, and what to do. Else empty.
+  std::string describe_parking() const;
 
  private:
   TransferPtr take_posted(int source, const MessageKey& key);

@@ -7,6 +7,12 @@
 #include "transport/progress.h"
 
 namespace pipecomm {
+namespace {
+
+// A sender is told that nothing more is taken when that has lasted this long.
+constexpr std::int64_t kHeldUpNs = 50'000'000;
+
+}  // namespace
 
 Link::Link(int peer, Lifeline lifeline, Inbox& inbox, const CommunicatorOptions& options, const DevicePlace& place,
            bool shares_memory, Events events)
@@ -68,6 +74,7 @@ void Link::poll_socket() {
     while (auto control = lifeline_.receive()) handle(*control);
     ask_for_channel();
     offer_slots();
+    tell_of_parking();
     if (!lifeline_.is_open()) mark_gone(ErrorKind::peer_lost, "its process ended without a goodbye");
     settle();
   } catch (const Error& error) {
@@ -88,6 +95,16 @@ void Link::ask_for_channel() {
   if (sender_.wants_slots() && !std::exchange(are_slots_requested_, true)) {
     lifeline_.send(ControlKind::slots_wanted, 0, "");
   }
+}
+
+// Not at once: the receive that is posted next may end it.
+void Link::tell_of_parking() {
+  const bool is_held_up = receiver_.is_blocked() && inbox_.is_over_parking_limit();
+  if (!is_held_up) held_up_ns_ = 0;
+  if (is_held_up && held_up_ns_ == 0) held_up_ns_ = now_ns();
+  const bool is_to_know = is_held_up && now_ns() - held_up_ns_ > kHeldUpNs;
+  if (std::exchange(has_told_of_parking_, is_to_know) == is_to_know) return;
+  lifeline_.send(ControlKind::parking, 0, is_to_know ? inbox_.describe_parking() : "");
 }
 
 void Link::handle(Control& control) {
@@ -123,6 +140,9 @@ void Link::handle(Control& control) {
     }
     case ControlKind::accepted:
       sender_.accept(control.value);
+      break;
+    case ControlKind::parking:
+      peers_parking_ = control.text;
       break;
     case ControlKind::abort:
       events_.on_abort(static_cast<std::uint32_t>(control.value), control.text);
@@ -208,9 +228,13 @@ void Link::settle() {
 std::string Link::describe() const {
   std::string text = sender_.describe();
   if (const TransferPtr receive = receiver_.current_receive()) text += describe_pending(*receive);
-  text += "  " + last_activity();
+  text += "  " + last_activity() + peers_parking();
   if (gone_) text += std::string("; ") + gone_->what();
   return text + (is_blocked() ? "; the next one, that no receive asks for, waits in the ring\n" : "\n");
+}
+
+std::string Link::peers_parking() const {
+  return peers_parking_.empty() ? "" : "; rank " + std::to_string(peer_) + " takes no more: " + peers_parking_;
 }
 
 std::string Link::last_activity() const {

@@ -8,7 +8,8 @@ Error transfer_error(const Error& cause, const TransferState& transfer, const st
                                  describe_tensors(transfer) + " (" + describe_key(transfer.key) + ")" + where);
 }
 
-Error timeout_error(const Error& waited, const TransferState& transfer, const Link* link, const std::string& where) {
+Error timeout_error(const Error& waited, const TransferState& transfer, const Link* link, const std::string& parking,
+                    const std::string& where) {
   const int peer = transfer.peer();
   std::string text = waited.what();
   text += transfer.is_send     ? " for rank " + std::to_string(peer) + " to take a message"
@@ -17,6 +18,8 @@ Error timeout_error(const Error& waited, const TransferState& transfer, const Li
   text += " (" + describe_key(transfer.key) + "): " + describe_tensors(transfer) + where;
   if (link != nullptr) text += "; " + link->last_activity();
   if (link != nullptr && link->is_blocked()) text += ", one that nobody asks for lies in front";
+  if (transfer.is_send && link != nullptr) text += link->peers_parking();
+  if (!transfer.is_send && !parking.empty()) text += "; " + parking;
   return Error(ErrorKind::link_timeout, text + "; check what that rank does, or raise the timeout");
 }
 
