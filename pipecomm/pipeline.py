@@ -177,7 +177,8 @@ class Pipeline:
         `loss_divisor` divides the loss, for losses normalised by something other than rows.
 
         Raises what this stage raised, with stage and microbatch added as a note; on the other
-        ranks StageFailedError, which is also a ValueError or TypeError where the original is.
+        ranks StageFailedError, which is also a ValueError, TypeError or MemoryError where the
+        original is.
         Clear the gradients after an error; the next step works again unless a rank is gone.
         """
         with torch.enable_grad():

@@ -17,9 +17,14 @@ class _RemoteTypeError(StageFailedError, TypeError):
     pass
 
 
+class _RemoteMemoryError(StageFailedError, MemoryError):
+    pass
+
+
 _KEPT_CLASSES: dict[type[BaseException], type[StageFailedError]] = {
     ValueError: _RemoteValueError,
     TypeError: _RemoteTypeError,
+    MemoryError: _RemoteMemoryError,
 }
 
 
@@ -32,7 +37,7 @@ def describe(error: BaseException, where: str) -> str:
 
 
 def with_builtin_class(error: StageFailedError, where: str) -> StageFailedError:
-    """`error`, made a ValueError or TypeError too if describe() says that the original is one.
+    """`error`, made a ValueError, TypeError or MemoryError too if describe() says so.
 
     `where` is a regular expression for the place given to describe().
     """

@@ -13,10 +13,21 @@ from tests import (
     test_backend_tensors,
     test_backend_waits,
     test_env_rendezvous,
+    test_losses,
+    test_parking,
+    test_refusals,
 )
 from tests.backend_ranks import names
 
-_MODULES = (test_backend_groups, test_backend_jobs, test_backend_life, test_env_rendezvous)
+_MODULES = (
+    test_backend_groups,
+    test_backend_jobs,
+    test_backend_life,
+    test_env_rendezvous,
+    test_losses,
+    test_parking,
+    test_refusals,
+)
 _DOCS = Path(__file__).parent.parent / "docs" / "drop_in.md"
 
 

@@ -28,7 +28,9 @@ def test_stopped_rank_is_not_taken_for_lost(monkeypatch: pytest.MonkeyPatch) -> 
     assert kills.stop_one(random.Random(0)) == []
 
 
-def _bad_ends(rank: int, size: int, store_path: str, connected: Any) -> kills.Loss | None:
+def _bad_ends(
+    rank: int, size: int, store_path: str, connected: Any, seed: str
+) -> kills.Loss | None:
     """What `kill_one` must not take for good: a silent end, a hang, an error about another."""
     connected.release()
     if rank == 3:

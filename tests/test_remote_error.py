@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipecomm.errors import ConfigError, StageFailedError, TensorError
+from pipecomm.errors import ConfigError, PoolExhaustedError, StageFailedError, TensorError
 from pipecomm.remote_error import describe, with_builtin_class
 
 WHERE = r"stage \d+"
@@ -32,6 +32,12 @@ def test_text_has_place_class_and_message(error: Exception, text: str) -> None:
 @pytest.mark.parametrize("kind", [ValueError, ConfigError, TensorError, UnicodeError])
 def test_value_errors_stay_value_errors(kind: type[Exception]) -> None:
     assert isinstance(told(kind("boom")), ValueError)
+    assert isinstance(told(kind("boom")), StageFailedError)
+
+
+@pytest.mark.parametrize("kind", [MemoryError, PoolExhaustedError])
+def test_memory_errors_stay_memory_errors(kind: type[Exception]) -> None:
+    assert isinstance(told(kind("boom")), MemoryError)
     assert isinstance(told(kind("boom")), StageFailedError)
 
 

@@ -7,21 +7,23 @@
 #include <cerrno>
 #include <cstring>
 
-#include "base/error.h"
-
 namespace pipecomm {
 namespace {
 
 struct Prefix {
   std::uint32_t kind;
-  std::uint32_t reserved;
+  std::uint32_t error;
   std::uint64_t value;
 };
 
+ErrorKind known_error(std::uint32_t number) {
+  return number < kNumErrorKinds ? static_cast<ErrorKind>(number) : ErrorKind::transport;
+}
+
 }  // namespace
 
-std::string pack_control(ControlKind kind, std::uint64_t value, const std::string& text) {
-  const Prefix prefix{static_cast<std::uint32_t>(kind), 0, value};
+std::string pack_control(ControlKind kind, std::uint64_t value, const std::string& text, ErrorKind error) {
+  const Prefix prefix{static_cast<std::uint32_t>(kind), static_cast<std::uint32_t>(error), value};
   std::string bytes(reinterpret_cast<const char*>(&prefix), sizeof(prefix));
   return bytes + text.substr(0, kMaxSocketMessageNbytes - sizeof(prefix));
 }
@@ -31,7 +33,7 @@ Control unpack_control(SocketMessage message) {
   if (message.bytes.size() < sizeof(prefix)) throw Error(ErrorKind::transport, "control message refused: too short");
   std::memcpy(&prefix, message.bytes.data(), sizeof(prefix));
   return {static_cast<ControlKind>(prefix.kind), prefix.value, message.bytes.substr(sizeof(prefix)),
-          std::move(message.fd)};
+          std::move(message.fd), known_error(prefix.error)};
 }
 
 bool Lifeline::has_hung_up() const {
@@ -45,7 +47,16 @@ void Lifeline::send(ControlKind kind, std::uint64_t value, const std::string& te
   if (fd >= 0 && !shared) {
     throw Error(ErrorKind::pool_exhausted, "expected a descriptor to share memory by; got: " + describe_errno(errno));
   }
-  outgoing_.push_back({pack_control(kind, value, text), std::move(shared)});
+  queue({pack_control(kind, value, text), std::move(shared)});
+}
+
+void Lifeline::send(ControlKind kind, std::uint64_t value, const Error& error) {
+  queue({pack_control(kind, value, error.what(), error.kind()), Fd()});
+}
+
+void Lifeline::queue(Outgoing message) {
+  if (!socket_) return;
+  outgoing_.push_back(std::move(message));
   flush();
 }
 

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "base/error.h"
 #include "memory/segment.h"
 #include "sockets/doorbell.h"
 #include "sockets/socket.h"
@@ -16,7 +17,7 @@ namespace pipecomm {
 enum class ControlKind : std::uint32_t {
   ring_wanted = 1,   // to the receiver: make a ring, I have something to send
   ring_made = 2,     // to the sender: here it is (with a descriptor)
-  refused = 3,       // to a sender: the message number `value` did not fit what was asked for; text says why
+  refused = 3,       // to a sender: message number `value` could not be received; `error` and text say why
   abort = 4,         // epoch `value` is given up; text says why
   goodbye = 5,       // closed on purpose; text says which rank was lost before that, if one was
   accepted = 6,      // to a sender, in strict mode: a receive is posted for message number `value`
@@ -25,6 +26,7 @@ enum class ControlKind : std::uint32_t {
   slots_made = 9,    // to the sender: here it is; `value` is SlotOffer::packed(), text the handle, or why there is none
   source_made = 10,  // to the receiver: segment number `value` of this process, for records that tell where to read
   source_gone = 11,  // it has gone back to the system, and no record tells of it any more
+  parking = 12,      // to a sender: nothing more is taken from it, text says why; without a text: something is again
 };
 
 struct Control {
@@ -32,12 +34,14 @@ struct Control {
   std::uint64_t value = 0;
   std::string text;
   Fd fd;
+  ErrorKind error = ErrorKind::transport;  // of the text, where that is an error's; also for a kind not known here
 };
 
 // As a message of the socket, for those who relay it.
-std::string pack_control(ControlKind kind, std::uint64_t value, const std::string& text);
+PC_API std::string pack_control(ControlKind kind, std::uint64_t value, const std::string& text,
+                                ErrorKind error = ErrorKind::transport);
 // Throws a transport error when it is none.
-Control unpack_control(SocketMessage message);
+PC_API Control unpack_control(SocketMessage message);
 
 class Lifeline {
  public:
@@ -50,6 +54,7 @@ class Lifeline {
   // Queues and sends what the socket takes; the peer is woken to read it. What `fd` refers to is sent even
   // if it is closed meanwhile; throws a pool exhausted error without a descriptor for that.
   void send(ControlKind kind, std::uint64_t value, const std::string& text, int fd = -1);
+  void send(ControlKind kind, std::uint64_t value, const Error& error);
   // Sends what is queued; true when nothing is left.
   bool flush();
   // The next control message; closes and gives nothing at end of file.
@@ -65,6 +70,8 @@ class Lifeline {
     std::string bytes;
     Fd fd;
   };
+  void queue(Outgoing message);
+
   Fd socket_;
   Segment peer_doorbell_;
   std::deque<Outgoing> outgoing_;

@@ -13,7 +13,7 @@
 namespace pipecomm {
 
 // A file descriptor that closes itself.
-class Fd {
+class PC_API Fd {
  public:
   Fd() = default;
   explicit Fd(int fd) : fd_(fd) {}

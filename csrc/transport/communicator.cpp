@@ -14,6 +14,7 @@
 #include "transport/endings.h"
 #include "transport/link.h"
 #include "transport/listener.h"
+#include "transport/losses.h"
 #include "transport/progress.h"
 #include "transport/transfer_errors.h"
 
@@ -34,9 +35,10 @@ class CommunicatorImpl final : public Communicator,
         size_at_start_(lifelines.size()),
         bridges_(std::move(bridges)),
         place_(options_.stand_in, options_.pool, options_.open_device),
-        inbox_(options_.max_parked_nbytes) {
+        inbox_(options_.max_parked_nbytes),
+        losses_(this, inbox_, links_, where(), [this] { poll_sockets(); }) {
     const Link::Events events{[this](std::uint32_t epoch, const std::string& text) { note_abort(epoch, text); },
-                              [this](Link& link) { end_link(link); },
+                              [this](Link& link) { losses_.end(link); },
                               [this](int peer) { return also_gone(peer, links_); }};
     for (std::size_t peer = 0; peer < lifelines.size(); ++peer) {
       links_.push_back(nullptr);
@@ -112,7 +114,7 @@ class CommunicatorImpl final : public Communicator,
 
   std::optional<std::string> aborted(std::uint32_t epoch) const override { return aborts_.text(epoch); }
 
-  void set_fail_together(bool value) override { fails_together_.store(value); }
+  void set_fail_together(bool value) override { losses_.set_fail_together(value); }
 
   void check_peers() const override {
     Progress::instance().exclusively([this] { throw_if_gone(links_); });
@@ -124,8 +126,8 @@ class CommunicatorImpl final : public Communicator,
     Links left;  // they end outside of the lock, which may be needed to end what their streams wait for
     Progress::instance().exclusively([&] {
       take_submitted();
-      end_all(closed_error(), true);
-      const std::string reason = lost_together_ ? lost_together_->what() : "";
+      fail_transfers(inbox_, links_, any_transfer, closed_error(), true);
+      const std::string reason = losses_.together() ? losses_.together()->what() : "";
       for_each_link([&](Link& link) {
         link.lifeline().send(ControlKind::goodbye, 0, reason);
         fail_enqueued(this, link, [&](const TransferState&) { return closed_error(); });
@@ -278,7 +280,7 @@ class CommunicatorImpl final : public Communicator,
 
   void start_send(const TransferPtr& transfer) {
     Link& link = *links_[static_cast<std::size_t>(transfer->peer())];
-    const auto& cause = lost_together_ ? lost_together_ : link.gone();
+    const auto& cause = losses_.together() ? losses_.together() : link.gone();
     if (cause) return refuse(transfer, explain(*cause, *transfer));
     link.send(transfer);
   }
@@ -286,14 +288,21 @@ class CommunicatorImpl final : public Communicator,
   void start_receive(const TransferPtr& transfer) {
     if (const InMessagePtr message = inbox_.post(transfer)) {
       links_[static_cast<std::size_t>(message->source)]->receiver().attach(message, transfer);
-      return;
+    } else {
+      for_each_link([](Link& link) { link.offer_slots(); });
     }
-    for_each_link([](Link& link) { link.offer_slots(); });
     // What lies in a ring may answer it, even if its sender has gone; if not, this ends the receive.
     for_each_link([&](Link& link) {
       if (link.gone() && (transfer->peer() == kAnySource || transfer->peer() == link.peer())) link.poll();
     });
-    if (lost_together_ && inbox_.withdraw(transfer)) transfer->fail(explain(*lost_together_, *transfer));
+    if (!losses_.together() || transfer->has_ended()) return;
+    take_back(transfer);
+    transfer->fail(explain(*losses_.together(), *transfer));
+  }
+
+  void take_back(const TransferPtr& receive) {
+    if (inbox_.withdraw(receive)) return;
+    for_each_link([&](Link& link) { link.receiver().detach(receive); });
   }
 
   void cancel(const TransferPtr& transfer, const Error& error) {
@@ -302,11 +311,10 @@ class CommunicatorImpl final : public Communicator,
       if (transfer->has_ended()) return;
       const int peer = transfer->peer();
       const Link* its_link = peer == kAnySource ? nullptr : links_[static_cast<std::size_t>(peer)].get();
-      const Error full = error.kind() == ErrorKind::link_timeout ? timeout_error(error, *transfer, its_link, where())
-                                                                 : explain(error, *transfer);
-      if (!transfer->is_send && !inbox_.withdraw(transfer)) {
-        for_each_link([&](Link& link) { link.receiver().detach(transfer); });
-      }
+      const Error full = error.kind() == ErrorKind::link_timeout
+                             ? timeout_error(error, *transfer, its_link, inbox_.describe_parking(), where())
+                             : explain(error, *transfer);
+      if (!transfer->is_send) take_back(transfer);
       transfer->fail(full);
       if (transfer->is_send) links_[static_cast<std::size_t>(transfer->peer())]->sender().withdraw(transfer);
     });
@@ -319,39 +327,8 @@ class CommunicatorImpl final : public Communicator,
   void note_abort(std::uint32_t epoch, const std::string& text) {
     if (epoch < inbox_.epoch() || !aborts_.add(epoch, text)) return;
     const Error error(ErrorKind::stage_failed, text);
-    fail_matching([&](const TransferState& transfer) { return transfer.key.epoch == epoch; }, error, false);
-  }
-
-  template <typename Predicate>
-  void fail_matching(const Predicate& predicate, const Error& error, bool forget) {
-    fail_transfers(inbox_, links_, predicate, error, forget);
-  }
-
-  void end_all(const Error& error, bool forget) {
-    fail_matching([](const TransferState&) { return true; }, error, forget);
-  }
-
-  void end_link(Link& link) {
-    // A survivor's goodbye can overtake the end of the rank that it has lost: that is the cause to tell.
-    if (!link.is_lost() && fails_together_ && !std::exchange(looks_for_losses_, true)) {
-      poll_sockets();
-      looks_for_losses_ = false;
-    }
-    const Error& cause = *link.gone();
-    const TransferPtr current = link.receiver().current_receive();
-    link.receiver().fail_current(current ? explain(cause, *current) : cause);
-    const Error cause_here(cause.kind(), std::string(cause.what()) + where());
-    if (link.is_lost() && fails_together_) {
-      lost_together_ = cause;
-      end_all(cause_here, false);
-    }
-    for (const auto& receive :
-         inbox_.take_if([&](const TransferState& item) { return waits_for(item, link.peer(), links_); })) {
-      receive->fail(explain(cause, *receive));
-    }
-    link.sender().fail_if([](const TransferState&) { return true; }, cause_here, true);
-    fail_enqueued(this, link, [&](const TransferState& transfer) { return explain(cause, transfer); });
-    link.let_go();
+    fail_transfers(
+        inbox_, links_, [&](const TransferState& transfer) { return transfer.key.epoch == epoch; }, error, false);
   }
 
   const CommunicatorOptions options_;
@@ -359,7 +336,6 @@ class CommunicatorImpl final : public Communicator,
   const std::size_t size_at_start_;
   const pid_t owner_pid_ = ::getpid();
   std::atomic<bool> is_closed_{false};
-  std::atomic<bool> fails_together_{false};
   Bridges bridges_;
 
   std::mutex submitted_mutex_;
@@ -372,8 +348,7 @@ class CommunicatorImpl final : public Communicator,
   // The rest is guarded by the progress lock.
   Inbox inbox_;
   Links links_;
-  std::optional<Error> lost_together_;
-  bool looks_for_losses_ = false;
+  Losses losses_;
 };
 
 // The last user lets go: the progress engine lets go too.

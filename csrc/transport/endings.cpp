@@ -31,7 +31,7 @@ void wait_for_links(const Links& links, Nanoseconds timeout, bool (Link::*is_fin
 bool waits_for(const TransferState& receive, int gone_peer, const Links& links) {
   if (receive.peer() != kAnySource) return receive.peer() == gone_peer;
   for (const auto& link : links) {
-    if (link && (!link->gone() || !link->receiver().is_drained())) return false;
+    if (link && (!link->gone() || !link->receiver().is_over())) return false;
   }
   return true;
 }

@@ -23,7 +23,7 @@ InMessagePtr Inbox::post(const TransferPtr& receive) {
 
 bool Inbox::withdraw(const TransferPtr& receive) { return std::erase(posted_, receive) > 0; }
 
-InMessagePtr Inbox::open(int source, const MessageHeader& header) {
+InMessagePtr Inbox::open(int source, const MessageHeader& header, bool has_gone) {
   auto message = std::make_shared<InMessage>();
   message->source = source;
   message->key = header.key;
@@ -40,7 +40,7 @@ InMessagePtr Inbox::open(int source, const MessageHeader& header) {
     return message;
   }
   // Nobody asks for anything from there: the ring holds it without a copy, and its sender feels the pressure.
-  if (!expects_from(source) || is_over_parking_limit()) return nullptr;
+  if (!expects_from(source) || (is_over_parking_limit() && !has_gone)) return nullptr;
   parked_.push_back(message);
   return message;
 }
@@ -88,7 +88,16 @@ std::string Inbox::describe() const {
     text += "  message from rank " + std::to_string(message->source) + " (" + describe_key(message->key) + ") of " +
             std::to_string(message->payload) + " bytes, that no receive asks for\n";
   }
-  return text;
+  const std::string parking = describe_parking();
+  return parking.empty() ? text : text + "  " + parking + "\n";
+}
+
+std::string Inbox::describe_parking() const {
+  if (!is_over_parking_limit()) return "";
+  return std::to_string(parked_.size()) + " messages that no receive asks for are parked (" +
+         std::to_string(parked_nbytes()) + " bytes), which is all that may be (" + std::to_string(max_parked_nbytes_) +
+         " bytes): nothing more is taken until some are received; receive in about the order of sending, or send less "
+         "ahead";
 }
 
 bool Inbox::expects_from(int source) const {

@@ -48,8 +48,9 @@ class Inbox {
   InMessagePtr post(const TransferPtr& receive);
   // Takes a receive back; false when it was not waiting here.
   bool withdraw(const TransferPtr& receive);
-  // Decides where an arriving message goes; nullptr: leave it in the ring for now.
-  InMessagePtr open(int source, const MessageHeader& header);
+  // Decides where an arriving message goes; nullptr: leave it in the ring for now. What is in the ring of a source that
+  // has gone is all that comes: none of it is held up by the limit of what may be parked.
+  InMessagePtr open(int source, const MessageHeader& header, bool has_gone);
   // A message lost its receiver: gives the next one that matches, or parks the message.
   TransferPtr rematch(const InMessagePtr& message);
 
@@ -73,6 +74,8 @@ class Inbox {
   std::string describe() const;
   bool expects_from(int source) const;
   bool is_over_parking_limit() const { return parked_nbytes() > max_parked_nbytes_; }
+  // Above the limit: how much is parked, how much may be, and what to do. Else empty.
+  std::string describe_parking() const;
 
  private:
   TransferPtr take_posted(int source, const MessageKey& key);

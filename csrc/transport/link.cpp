@@ -7,6 +7,12 @@
 #include "transport/progress.h"
 
 namespace pipecomm {
+namespace {
+
+// A sender is told that nothing more is taken when that has lasted this long.
+constexpr std::int64_t kHeldUpNs = 50'000'000;
+
+}  // namespace
 
 Link::Link(int peer, Lifeline lifeline, Inbox& inbox, const CommunicatorOptions& options, const DevicePlace& place,
            bool shares_memory, Events events)
@@ -22,7 +28,7 @@ Link::Link(int peer, Lifeline lifeline, Inbox& inbox, const CommunicatorOptions&
               }),
       receiver_(
           peer, inbox, options.pool, place,
-          [this](std::uint64_t seq, const std::string& text) { lifeline_.send(ControlKind::refused, seq, text); },
+          [this](std::uint64_t seq, const Error& error) { lifeline_.send(ControlKind::refused, seq, error); },
           [this](std::uint64_t seq) {
             if (options_.limits.is_strict) lifeline_.send(ControlKind::accepted, seq, "");
           }) {}
@@ -35,7 +41,7 @@ bool Link::poll() {
     const std::uint64_t received_before = counters_.messages_received;
     moved |= receiver_.pump(counters_, [this] { lifeline_.wake_peer(); });
     if (counters_.messages_received != received_before) last_received_ns_ = now_ns();
-    end_when_drained();
+    settle();
   } catch (const Error& error) {
     break_off(error);
   }
@@ -45,6 +51,8 @@ bool Link::poll() {
 bool Link::push() {
   try {
     end_lent();
+    // A refusal of its beginning is on the socket before there is room for its end: the sender learns of it in time.
+    if (sender_.has_begun()) poll_socket();
     return !gone_ && sender_.pump(counters_, [this] { lifeline_.wake_peer(); });
   } catch (const Error& error) {
     break_off(error);
@@ -66,8 +74,9 @@ void Link::poll_socket() {
     while (auto control = lifeline_.receive()) handle(*control);
     ask_for_channel();
     offer_slots();
+    tell_of_parking();
     if (!lifeline_.is_open()) mark_gone(ErrorKind::peer_lost, "its process ended without a goodbye");
-    end_when_drained();
+    settle();
   } catch (const Error& error) {
     break_off(error);
   }
@@ -86,6 +95,16 @@ void Link::ask_for_channel() {
   if (sender_.wants_slots() && !std::exchange(are_slots_requested_, true)) {
     lifeline_.send(ControlKind::slots_wanted, 0, "");
   }
+}
+
+// Not at once: the receive that is posted next may end it.
+void Link::tell_of_parking() {
+  const bool is_held_up = receiver_.is_blocked() && inbox_.is_over_parking_limit();
+  if (!is_held_up) held_up_ns_ = 0;
+  if (is_held_up && held_up_ns_ == 0) held_up_ns_ = now_ns();
+  const bool is_to_know = is_held_up && now_ns() - held_up_ns_ > kHeldUpNs;
+  if (std::exchange(has_told_of_parking_, is_to_know) == is_to_know) return;
+  lifeline_.send(ControlKind::parking, 0, is_to_know ? inbox_.describe_parking() : "");
 }
 
 void Link::handle(Control& control) {
@@ -115,13 +134,15 @@ void Link::handle(Control& control) {
       receiver_.sources().remove(control.value);
       break;
     case ControlKind::refused: {
-      const Error error(ErrorKind::message_mismatch,
-                        "rank " + std::to_string(peer_) + " refused a message: " + control.text);
+      const Error error(control.error, "rank " + std::to_string(peer_) + " refused a message: " + control.text);
       if (!sender_.complain(control.value, error)) std::fprintf(stderr, "pipecomm: %s\n", error.what());
       break;
     }
     case ControlKind::accepted:
       sender_.accept(control.value);
+      break;
+    case ControlKind::parking:
+      peers_parking_ = control.text;
       break;
     case ControlKind::abort:
       events_.on_abort(static_cast<std::uint32_t>(control.value), control.text);
@@ -186,8 +207,8 @@ void Link::break_off(const Error& error) {
   receiver_.stop();
   receiver_.sources().clear();
   mark_gone(ErrorKind::peer_lost, error.what());
-  has_announced_end_ = true;
-  events_.on_gone(*this);
+  has_announced_end_ = false;
+  settle();
 }
 
 void Link::mark_gone(ErrorKind kind, const std::string& text) {
@@ -197,11 +218,13 @@ void Link::mark_gone(ErrorKind kind, const std::string& text) {
 }
 
 // What the peer had sent before it went still counts; only then its absence ends what waits for it.
-void Link::end_when_drained() {
-  if (!gone_ || (has_announced_end_ && !inbox_.expects_from(peer_))) return;
+void Link::settle() {
+  if (!gone_) return;
+  const bool is_awaited = inbox_.expects_from(peer_) || receiver_.current_receive();
+  if (has_announced_end_ && !is_awaited) return;
+  receiver_.expect_no_more();
   while (receiver_.pump(counters_, [] {})) {
   }
-  if (!receiver_.is_drained() && !receiver_.is_blocked()) return;
   if (receiver_.is_drained()) receiver_.sources().clear();
   has_announced_end_ = true;
   events_.on_gone(*this);
@@ -210,9 +233,13 @@ void Link::end_when_drained() {
 std::string Link::describe() const {
   std::string text = sender_.describe();
   if (const TransferPtr receive = receiver_.current_receive()) text += describe_pending(*receive);
-  text += "  " + last_activity();
+  text += "  " + last_activity() + peers_parking();
   if (gone_) text += std::string("; ") + gone_->what();
   return text + (is_blocked() ? "; the next one, that no receive asks for, waits in the ring\n" : "\n");
+}
+
+std::string Link::peers_parking() const {
+  return peers_parking_.empty() ? "" : "; rank " + std::to_string(peer_) + " takes no more: " + peers_parking_;
 }
 
 std::string Link::last_activity() const {

@@ -17,7 +17,8 @@ class Link {
   struct Events {
     // Another rank gave up an epoch.
     std::function<void(std::uint32_t, const std::string&)> on_abort;
-    // This peer is gone: unexpectedly, or after a goodbye.
+    // This peer is gone, unexpectedly or after a goodbye: what waits for it is to end. Once more for what is posted
+    // later.
     std::function<void(Link&)> on_gone;
     // Told with the end of a peer: which others are gone.
     std::function<std::string(int)> also_gone;
@@ -52,6 +53,8 @@ class Link {
   std::string describe() const;
   // "last message from rank 1: 0.3 s ago" or "... none so far".
   std::string last_activity() const;
+  // "; rank 1 takes no more: ..." while the peer says so, else empty.
+  std::string peers_parking() const;
 
   Sender& sender() { return sender_; }
   Receiver& receiver() { return receiver_; }
@@ -65,10 +68,11 @@ class Link {
   void handle(Control& control);
   void offer_ring();
   void ask_for_channel();
+  void tell_of_parking();
   void take_slots(Control& control);
   void break_off(const Error& error);
   void mark_gone(ErrorKind kind, const std::string& text);
-  void end_when_drained();
+  void settle();
 
   const int peer_;
   Inbox& inbox_;
@@ -86,6 +90,9 @@ class Link {
   bool has_announced_end_ = false;
   std::optional<Error> gone_;
   std::int64_t last_received_ns_ = 0;
+  std::int64_t held_up_ns_ = 0;  // since when the limit of what may be parked stops the peer's messages; 0: it does not
+  bool has_told_of_parking_ = false;
+  std::string peers_parking_;  // what the peer said last of that
 };
 
 }  // namespace pipecomm

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "transport/progress.h"
+#include "transport/transfer_errors.h"
 #include "wire/slot_codec.h"
 
 namespace pipecomm {
@@ -89,7 +90,7 @@ bool Receiver::begin_part(const MessageHeader& header) {
                                           std::to_string(header.seq) + ": bytes of the channel were lost");
   }
   if (header.part_index == 0 && !message_) {
-    message_ = inbox_.open(source_, header);
+    message_ = inbox_.open(source_, header, has_peer_gone_);
     if (!message_) return false;
   } else if (!message_ || message_->parts.size() != header.part_index || message_->num_parts != header.num_parts) {
     throw Error(ErrorKind::transport, "expected the next part of a message; got part " +
@@ -157,20 +158,16 @@ bool Receiver::fits_targets(InMessage& message, std::size_t index) {
   const bool fits = message.num_parts == targets.size() && !part.absent && targets[index].dtype == part.dtype &&
                     targets[index].shape == part.shape && targets[index].order == part.order;
   if (fits) return true;
-  const TensorView sent{nullptr, part.dtype, part.shape};
-  const std::string what =
-      part.absent ? "no tensor"
-                  : describe_tensor(part.dtype, part.shape) + " (" + std::to_string(sent.nbytes()) + " bytes)";
-  reject(message, Error(ErrorKind::message_mismatch, "expected " + describe_tensors(*message.receiver) + "; got " +
-                                                         std::to_string(message.num_parts) + " tensor(s), number " +
-                                                         std::to_string(index) + ": " + what + " from rank " +
-                                                         std::to_string(source_) + " (" + describe_key(message.key) +
-                                                         "); receive into a tensor of the sender's dtype and size"));
+  reject(message, mismatch_error(message, index));
   return false;
 }
 
 void Receiver::reject(InMessage& message, const Error& error) {
-  refuse_(message.seq, error.what());
+  refuse_(message.seq, error);
+  drop(message, error);
+}
+
+void Receiver::drop(InMessage& message, const Error& error) {
   if (message.receiver) {
     message.receiver->set_event(message.last_use);
     message.receiver->fail(error);
@@ -341,6 +338,7 @@ void Receiver::release_slots(const Error& cause) {
     lost_ = cause;
     arrived_ = slots_->written();
     inbox_.lose(source_, arrived_, cause);
+    if (message_ && message_->slot_end > arrived_ && !message_->is_dropped) reject(*message_, cause);
   }
   if (!slots_->is_idle()) slots_->release();
 }
@@ -383,15 +381,7 @@ void Receiver::move_to_block(const TensorView& target, std::size_t index) {
 }
 
 void Receiver::fail_current(const Error& error) {
-  if (!message_) return;
-  if (message_->receiver) {
-    message_->receiver->set_event(message_->last_use);
-    message_->receiver->fail(error);
-  }
-  message_->receiver.reset();
-  message_->is_dropped = true;
-  message_->error = error;
-  target_ = nullptr;
+  if (message_) drop(*message_, error);
 }
 
 }  // namespace pipecomm

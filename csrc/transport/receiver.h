@@ -16,8 +16,8 @@ namespace pipecomm {
 
 class Receiver {
  public:
-  // `refuse(seq, text)` tells the sender that a message did not fit.
-  using Refuse = std::function<void(std::uint64_t, const std::string&)>;
+  // `refuse(seq, error)` tells the sender why a message could not be received.
+  using Refuse = std::function<void(std::uint64_t, const Error&)>;
   // `accept(seq)`: a receive is there for that message, or it is dropped on purpose.
   using Accept = std::function<void(std::uint64_t)>;
 
@@ -40,6 +40,8 @@ class Receiver {
   bool awaits_segment() const { return awaits_segment_; }
   // Nothing more is taken from the ring. Slots stay: streams use them.
   void stop() { is_stopped_ = true; }
+  // The peer has gone, and all that it said has been read: what the ring holds is the last of it.
+  void expect_no_more() { has_peer_gone_ = true; }
   // Everything up to that position of the slots has been written.
   bool has_arrived(std::uint64_t slot_end) const { return !slots_ || slots_->written() >= slot_end; }
   // Nothing enqueued on the device is left to be done.
@@ -50,6 +52,8 @@ class Receiver {
   bool pump(LinkCounters& counters, const std::function<void()>& wake_writer);
   // True when the ring holds nothing (more).
   bool is_drained();
+  // Of a peer that has gone: nothing can be taken any more, whatever is asked for.
+  bool is_over() { return is_drained() || awaits_segment_; }
   // True when a record lies in the ring that no posted receive asks for.
   bool is_blocked() const { return is_blocked_; }
   std::int64_t due_ns() const { return due_ns_; }
@@ -84,6 +88,8 @@ class Receiver {
   bool allocate_target(ReceivedPart& part);
   const std::shared_ptr<Pool>& pool_at(int device) const;
   void reject(InMessage& message, const Error& error);
+  // What is still to come of it is read and forgotten; a receive that asks for it, now or later, ends with `error`.
+  void drop(InMessage& message, const Error& error);
   bool fits_targets(InMessage& message, std::size_t index);
 
   const int source_;
@@ -101,6 +107,7 @@ class Receiver {
   bool is_blocked_ = false;
   bool awaits_segment_ = false;
   bool is_stopped_ = false;
+  bool has_peer_gone_ = false;
   std::uint64_t arrived_ = UINT64_MAX;  // slots that were written when the peer had gone
   std::optional<Error> lost_;           // why no more were
 

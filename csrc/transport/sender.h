@@ -67,6 +67,8 @@ class Sender {
   // The pending messages, a line each.
   std::string describe() const;
   std::size_t num_queued() const { return queue_.size(); }
+  // The first message of the queue has, and is to go on.
+  bool has_begun() const { return part_index_ > 0 || is_part_begun_; }
   // Writes records while there is credit; true if any was written.
   bool pump(LinkCounters& counters, const std::function<void()>& wake_reader);
   // Takes back a message that has not begun; one that has goes on, since half a message cannot be taken back.
@@ -102,7 +104,6 @@ class Sender {
   void count_in_flight();
   void count_in_flight(InFlight now);
   void end_message(LinkCounters& counters);
-  bool has_begun() const { return part_index_ > 0 || is_part_begun_; }
 
   const LinkEmulation emulation_;
   const FlowLimits& limits_;

@@ -8,7 +8,8 @@ Error transfer_error(const Error& cause, const TransferState& transfer, const st
                                  describe_tensors(transfer) + " (" + describe_key(transfer.key) + ")" + where);
 }
 
-Error timeout_error(const Error& waited, const TransferState& transfer, const Link* link, const std::string& where) {
+Error timeout_error(const Error& waited, const TransferState& transfer, const Link* link, const std::string& parking,
+                    const std::string& where) {
   const int peer = transfer.peer();
   std::string text = waited.what();
   text += transfer.is_send     ? " for rank " + std::to_string(peer) + " to take a message"
@@ -17,7 +18,22 @@ Error timeout_error(const Error& waited, const TransferState& transfer, const Li
   text += " (" + describe_key(transfer.key) + "): " + describe_tensors(transfer) + where;
   if (link != nullptr) text += "; " + link->last_activity();
   if (link != nullptr && link->is_blocked()) text += ", one that nobody asks for lies in front";
+  if (transfer.is_send && link != nullptr) text += link->peers_parking();
+  if (!transfer.is_send && !parking.empty()) text += "; " + parking;
   return Error(ErrorKind::link_timeout, text + "; check what that rank does, or raise the timeout");
+}
+
+Error mismatch_error(const InMessage& message, std::size_t index) {
+  const ReceivedPart& part = message.parts[index];
+  const TensorView sent{nullptr, part.dtype, part.shape};
+  const std::string what =
+      part.absent ? "no tensor"
+                  : describe_tensor(part.dtype, part.shape) + " (" + std::to_string(sent.nbytes()) + " bytes)";
+  return Error(ErrorKind::message_mismatch, "expected " + describe_tensors(*message.receiver) + "; got " +
+                                                std::to_string(message.num_parts) + " tensor(s), number " +
+                                                std::to_string(index) + ": " + what + " from rank " +
+                                                std::to_string(message.source) + " (" + describe_key(message.key) +
+                                                "); receive into a tensor of the sender's dtype and size");
 }
 
 }  // namespace pipecomm

@@ -225,4 +225,41 @@ TEST(pool_whose_blocks_a_stream_still_uses_holds_up_only_the_message_that_needs_
   next->wait(10s);
 }
 
+TEST(receive_whose_memory_a_stream_holds_that_waits_for_a_lost_rank_ends) {
+  Floats sent = ramp(1000000), other(10), got(sent.size());
+  const auto fails = std::make_shared<std::atomic<bool>>(false);
+  CommunicatorOptions options = on(make_host_device());
+  options.pool = make_host_pool(std::size_t{4} << 20);
+  auto ranks = connect_each({on(failing_device(fails)), options});
+  Held compute;
+  auto unrelated = ranks[1]->receive(0, in_epoch(1), {}, nullptr);
+  auto first = ranks[0]->send(1, in_epoch(0), {part(sent)}, nullptr, compute.point());
+  CHECK(comes_true([&] { return ranks[1]->counters(0).messages_received == 1; }));
+  ranks[1]->begin_epoch(1);  // its memory is free when a stream has written it, and what comes next needs it
+  auto second = ranks[0]->send(1, in_epoch(1), {part(sent)}, nullptr, compute.point());
+  auto back = ranks[1]->send(0, in_epoch(1), {part(got)}, nullptr);
+  CHECK(comes_true([&] { return ranks[0]->counters(1).messages_sent == 2; }));
+  fails->store(true);
+  CHECK_ERROR(ErrorKind::peer_lost, "fails", post_send(ranks[0], 1, other, tagged(4))->wait(10s));
+  CHECK_ERROR(ErrorKind::peer_lost, "lost", unrelated->wait(10s));
+  CHECK(comes_true([&] { return back->is_done(); }));
+}
+
+TEST(late_receive_of_half_a_message_ends_where_the_loss_of_any_rank_ends_all) {
+  Floats large = ramp(6000000), target(large.size()), other(10), got(10);
+  const auto fails = std::make_shared<std::atomic<bool>>(false);
+  CommunicatorOptions slow = on(make_host_device()), options = on(make_host_device());
+  slow.emulation.bytes_per_s = 10e6;
+  options.pool = make_host_pool(0);
+  auto ranks = connect_each({on(failing_device(fails)), options, slow});
+  ranks[1]->set_fail_together(true);
+  auto waiting = post_receive(ranks[1], 2, got, tagged(2));  // so that the other one is taken
+  auto half = post_send(ranks[2], 1, large, tagged(1));
+  CHECK(comes_true([&] { return options.pool->stats().live_nbytes > 0; }));
+  fails->store(true);
+  CHECK_ERROR(ErrorKind::peer_lost, "fails", post_send(ranks[0], 1, other)->wait(10s));
+  CHECK_ERROR(ErrorKind::peer_lost, "rank 0 is lost", waiting->wait(10s));
+  CHECK_ERROR(ErrorKind::peer_lost, "rank 0 is lost", post_receive(ranks[1], 2, target, tagged(1))->wait(10s));
+}
+
 CHECK_MAIN()

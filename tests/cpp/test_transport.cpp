@@ -273,6 +273,17 @@ TEST(parked_message_without_memory_is_an_error_of_the_receive_that_asks_for_it) 
   CHECK_ERROR(ErrorKind::pool_exhausted, "", post_receive(ranks[1], 0, target, tagged(2))->wait(10s));
 }
 
+TEST(message_that_does_not_fit_the_receivers_pool_is_the_same_error_on_both_sides) {
+  CommunicatorOptions small;
+  small.limits.max_nbytes = 1 << 20;
+  small.pool = make_host_pool(2 << 20);
+  auto ranks = connect_all(2, small);
+  Floats large(4000000, 1);
+  auto send = post_send(ranks[0], 1, large);
+  CHECK_ERROR(ErrorKind::pool_exhausted, "", ranks[1]->receive(0, {}, {}, nullptr)->wait(10s));
+  CHECK_ERROR(ErrorKind::pool_exhausted, "rank 1 refused a message: ", send->wait(10s));
+}
+
 TEST(refusing_a_parked_message_leaves_the_one_under_way_whole) {
   CommunicatorOptions slow;
   slow.emulation.bytes_per_s = 40e6;
