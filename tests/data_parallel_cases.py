@@ -25,6 +25,7 @@ from pipecomm.pipeline import Pipeline
 from tests.data_parallel_trial import (
     WRAPS,
     Branches,
+    Recomputed,
     Trial,
     Wrap,
     as_ddp,
@@ -75,6 +76,14 @@ def frozen_parameters(rank: int, size: int) -> dict[str, float]:
     place, found = find_place(rank), {}
     for wrap in (as_ddp, as_ddp_finding_unused, as_shards, as_replicate):
         trial = Trial(place, wrap, kind=partly_frozen)
+        found[wrap.__name__] = max(trial.step_error(seed) for seed in (1, 2))
+    return found
+
+
+def recomputed_stages(rank: int, size: int) -> dict[str, float]:
+    place, found = find_place(rank), {}
+    for wrap in (as_ddp, as_ddp_finding_unused, as_shards, as_replicate):
+        trial = Trial(place, wrap, kind=Recomputed)
         found[wrap.__name__] = max(trial.step_error(seed) for seed in (1, 2))
     return found
 

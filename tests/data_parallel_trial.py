@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from pipecomm.pipeline import Pipeline
 from tests.pipeline_cases import TIMEOUT_S, WIDTH, mse, relative_error, rows
@@ -65,6 +66,15 @@ def partly_frozen() -> nn.Module:
     layers = two_layers()
     layers[0].weight.requires_grad_(False)  # type: ignore[union-attr]
     return layers
+
+
+class Recomputed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = two_layers()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.layers, x, use_reentrant=False)  # type: ignore[no-any-return]
 
 
 class Branches(nn.Module):
@@ -132,6 +142,10 @@ def with_layers_as_shards(stage: nn.Module, place: Place) -> nn.Module:
     return stage
 
 
+def compiled_shards(stage: nn.Module, place: Place) -> nn.Module:
+    return torch.compile(as_shards(stage, place), backend="eager")  # type: ignore[return-value]
+
+
 def as_shards_reduced_in_float32(stage: nn.Module, place: Place) -> nn.Module:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     return fully_shard(stage, mesh=place.mesh, mp_policy=policy)
@@ -149,6 +163,7 @@ WRAPS: tuple[Wrap, ...] = (
     as_shards,
     as_shards_within_shards,
     with_layers_as_shards,
+    compiled_shards,
     as_shards_reduced_in_float32,
 )
 

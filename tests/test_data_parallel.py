@@ -23,6 +23,7 @@ from tests.ranks import spawn_ranks
 CASES = (
     cases.steps_of_every_kind,
     cases.frozen_parameters,
+    cases.recomputed_stages,
     cases.parameters_that_some_microbatches_use,
     cases.parameters_that_a_step_does_not_use,
     cases.accumulation_over_steps,
