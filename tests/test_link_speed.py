@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from pipecomm.link import LinkEmulation, Links
 from pipecomm.link_speed import measure_speeds
+from tests.patience import patient
 
 
 def measured(size: int, emulation: LinkEmulation | None) -> list[dict[Any, float]]:
@@ -18,7 +19,7 @@ def measured(size: int, emulation: LinkEmulation | None) -> list[dict[Any, float
     found: list[dict[Any, float]] = [{}] * size
 
     def run(rank: int) -> None:
-        links = Links.connect(store, rank, size, timeout_s=30, emulation=emulation)
+        links = Links.connect(store, rank, size, timeout_s=patient(30), emulation=emulation)
         links.begin_step(1)
         found[rank] = measure_speeds(links)
         links.close()

@@ -20,6 +20,7 @@ from pipecomm.errors import StageFailedError
 from pipecomm.memory import MemoryPool
 from pipecomm.pipeline import Pipeline
 from tests import pipeline_error_cases, pipeline_step_cases, test_grad_norm, test_pipeline_memory
+from tests.patience import patient
 from tests.pipeline_cases import (
     TIMEOUT_S,
     WIDTH,
@@ -194,7 +195,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def _wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patient(20)
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
