@@ -11,6 +11,10 @@ BUILD_SOURCES := $(shell find csrc cmake -type f) CMakeLists.txt setup.py pyproj
 
 export PIPECOMM_WERROR ?= 1
 
+# What tools/phase notes, of this run of make only.
+PHASES := build/phases
+$(shell rm -f $(PHASES))
+
 .PHONY: help install demo test lint format cpp-test sanitize fuzz soak kills device-check clean distclean
 
 help: ## List the targets
@@ -19,7 +23,8 @@ help: ## List the targets
 install: $(VENV)/installed ## Set up .venv: torch, tools, and pipecomm built in place
 
 demo: $(VENV)/installed ## Train a byte-level GPT over two stages, raw and 4-bit, and compare
-	$(BIN)/pipecomm train --compare --link-mbps auto $(ARGS)
+	@tools/phase "Training" $(BIN)/pipecomm train --compare --link-mbps auto $(ARGS)
+	@cat $(PHASES)
 
 test: $(VENV)/installed ## Run all Python tests (ARGS="-k codec" for some of them)
 	$(BIN)/pytest -p no:cacheprovider -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -77,10 +82,12 @@ endef
 
 # The build tools and torch, which a build without isolation finds in place.
 $(VENV)/tools: Makefile
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) install $(TORCH) "setuptools>=77" "cmake>=3.24" ninja "pybind11>=2.13"
+	@tools/phase -l build/venv.log "Making $(VENV)" $(PYTHON) -m venv $(VENV)
+	@tools/phase -l build/tools.log "Installing torch and the build tools" \
+	  $(PIP) install $(TORCH) "setuptools>=77" "cmake>=3.24" ninja "pybind11>=2.13"
 	@touch $@
 
 $(VENV)/installed: $(VENV)/tools $(BUILD_SOURCES)
-	$(PIP) install --no-build-isolation -e ".[demo,test,lint]"
+	@tools/phase -l build/install.log "Building pipecomm, installing what it needs" \
+	  $(PIP) install -v --no-build-isolation -e ".[demo,test,lint]"
 	@touch $@

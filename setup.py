@@ -6,6 +6,7 @@ TORCH_CUDA_ARCH_LIST ("8.0;9.0+PTX"), MAX_JOBS, CXX, PIPECOMM_WERROR (1 makes wa
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import importlib
 import importlib.machinery
@@ -16,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,6 +35,17 @@ GIB_PER_JOB = 2
 
 def stop(text: str) -> NoReturn:
     raise SystemExit(f"pipecomm: {text}")
+
+
+def find_build_folder() -> Path:
+    """build/; in a checkout that this user cannot write, a folder that ends with this process."""
+    written = (ROOT, ROOT / "build", ROOT / "pipecomm.egg-info")
+    if all(os.access(path, os.W_OK) for path in written if path.exists()):
+        return ROOT / "build"
+    folder = Path(tempfile.mkdtemp(prefix="pipecomm-build-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    print(f"pipecomm: {ROOT} cannot be written; building in {folder}")
+    return folder
 
 
 def load_c10d_compile() -> Any:
@@ -143,9 +156,16 @@ def configure_command(cmake: str, compiler: list[str], folder: Path) -> list[str
 
 
 class BuildExt(build_ext):
-    """Builds everything in build/, then installs it into the package folder."""
+    """Builds everything in the build folder, then installs it into the package folder."""
+
+    build_folder = ROOT / "build"
 
     def build_extension(self, ext: Extension) -> None:
+        if self.editable_mode and not self.is_in_place():
+            stop(
+                f"an editable installation writes into {ROOT}, which this user cannot: "
+                "install without -e, or from a copy of your own."
+            )
         self.jobs = num_jobs()
         needed = "the build needs cmake >= 3.24: pip install cmake ninja pybind11"
         self.cmake = find_tool("cmake") or stop(f"{needed} (or leave out --no-build-isolation).")
@@ -167,6 +187,10 @@ class BuildExt(build_ext):
         self.install_runtime(package)
         self.install_component(package, "sources")
 
+    @classmethod
+    def is_in_place(cls) -> bool:
+        return cls.build_folder.is_relative_to(ROOT)
+
     def copy_extensions_to_source(self) -> None:  # called for an editable installation
         self.install_runtime(ROOT / "pipecomm")
 
@@ -176,7 +200,7 @@ class BuildExt(build_ext):
         settings = [sys.executable, str(find_tool("ninja") is None), *compiler]
         settings += [str(ROOT), *(os.environ.get(name, "") for name in names)]
         key = hashlib.sha256("\0".join(settings).encode()).hexdigest()[:8]
-        self.folder = ROOT / "build" / f"cmake-{key}"
+        self.folder = self.build_folder / f"cmake-{key}"
         self.call(configure_command(self.cmake, compiler, self.folder))
 
     def make(self, target: str, num_jobs: int | None = None) -> None:
@@ -240,7 +264,11 @@ class EditableWheel(editable_wheel):
 
 
 if __name__ == "__main__":
+    BuildExt.build_folder = find_build_folder()
+    base = str(BuildExt.build_folder)
+    elsewhere = {"build": {"build_base": base}, "egg_info": {"egg_base": base}}
     setup(
+        options={} if BuildExt.is_in_place() else elsewhere,
         ext_modules=[Extension("pipecomm._core", sources=[])],
         cmdclass={"build_ext": BuildExt, "build_py": BuildPy, "editable_wheel": EditableWheel},
     )

@@ -50,6 +50,8 @@ if(PIPECOMM_HAVE_CUDA)
   target_link_libraries(pipecomm PRIVATE CUDA::cudart_static)
   target_compile_options(pipecomm PRIVATE
     $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false -Xptxas=-v -Xcompiler=-Wall,-Wextra>)
+  # No later option undoes all that it does.
+  string(REGEX REPLACE "--?use_fast_math" "" CMAKE_CUDA_FLAGS "${CMAKE_CUDA_FLAGS}")
   if(PIPECOMM_WERROR)
     target_compile_options(pipecomm PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>)
   endif()

@@ -1,6 +1,7 @@
 """Finds the torch half for the running torch, builds it once where there is none, and loads it.
 
-Looked for in the package (built at install), then in the user's cache. A build holds a file
+Looked for in the package (built at install), then in the user's cache: the first folder from which
+this user alone can run what it wrote. A build holds a file
 lock, which ends with its process; what a killed build left is removed by the next one.
 """
 
@@ -104,7 +105,8 @@ def _load_file(path: Path, torch_folder: Path) -> ModuleType:
     except ImportError as error:
         raise NotBuiltError(
             f"{path} cannot be loaded with torch {torch_version(torch_folder)}: {error}. "
-            "Remove the file and run again: it is built anew."
+            "Remove the file and run again: it is built anew. Where it may not be mapped, set "
+            "XDG_CACHE_HOME to a folder whose files may be run."
         ) from error
     return module
 
@@ -123,12 +125,22 @@ def _what_is_there(torch_folder: Path) -> str:
 
 
 def _cache_folder() -> Path:
-    """A folder that only this user can write to; one for this process alone as a last resort."""
+    """A folder that only this user can write to; one for this process alone as a last resort.
+
+    Raises NotBuiltError where that one is mounted noexec, as all before it were or could not be
+    used.
+    """
     for folder in _cache_candidates():
-        if _is_private(folder):
+        if _is_private(folder) and _may_be_run(folder):
             return folder
     folder = Path(tempfile.mkdtemp(prefix="pipecomm-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if not _may_be_run(folder):
+        raise NotBuiltError(
+            "expected a folder of this user for the torch half whose files may be run; got "
+            f"{', '.join(map(str, _cache_candidates()))} and {folder.parent}: mounted noexec, or "
+            "not private. Set XDG_CACHE_HOME to a folder on another mount."
+        )
     return folder
 
 
@@ -152,6 +164,10 @@ def _is_private(folder: Path) -> bool:
         return False
     others_can_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return status.st_uid == os.geteuid() and stat.S_ISDIR(status.st_mode) and not others_can_write
+
+
+def _may_be_run(folder: Path) -> bool:
+    return not os.statvfs(folder).f_flag & os.ST_NOEXEC
 
 
 @contextlib.contextmanager

@@ -23,6 +23,9 @@ _FLAGS = [
     *("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
     *("-Wall", "-Wextra", "-Wsign-conversion", "-Wshadow"),
     "-D_GLIBCXX_USE_CXX11_ABI=1",
+    # After the words of CXX: linked with fast mathematics it would switch subnormals off in the
+    # whole process. -O2 ends an -Ofast.
+    *("-fno-fast-math", "-fno-unsafe-math-optimizations"),
 ]
 # No run path: _core has loaded libpipecomm and torch its own libraries before this one is
 # loaded, and the loader takes what is already there by its name.

@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 import pipecomm  # noqa: F401 - registers the backend
+from tests.patience import patient
 from tests.ranks import spawn_ranks
 
 __all__ = ["GROUP_TIMEOUT_S", "Check", "failures_of", "init", "names"]
@@ -24,7 +25,7 @@ def init(
     rank: int, size: int, store_path: str, backend: str | None = "pipecomm", **options: Any
 ) -> None:
     """init_process_group over a FileStore."""
-    options.setdefault("timeout", timedelta(seconds=30))
+    options.setdefault("timeout", timedelta(seconds=patient(30)))
     store = dist.FileStore(store_path, size)
     dist.init_process_group(backend, rank=rank, world_size=size, store=store, **options)
 

@@ -1,8 +1,12 @@
-"""The order of the tests: long modules first, so that no worker is left with one at the end."""
+"""The order of the tests: long modules first, so that no worker is left with one at the end.
+
+And how slow the machine is, measured before the first."""
 
 from __future__ import annotations
 
 import pytest
+
+from tests import patience
 
 # The longest first; the others follow by their names.
 LONG = (
@@ -16,6 +20,10 @@ LONG = (
     "test_launcher",
     "test_backend_jobs",
 )
+
+
+def pytest_configure() -> None:
+    patience.measure_once()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

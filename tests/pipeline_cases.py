@@ -17,10 +17,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipecomm.pipeline import Pipeline
+from tests.patience import patient
 
 WIDTH = 16
 # More than any case needs; a hang shows as LinkTimeoutError and not as a killed spawn.
-TIMEOUT_S = 20.0
+TIMEOUT_S = patient(20.0)
 
 
 @dataclass

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from tests.patience import patient
+
 __all__ = ["RankFailure", "run_ranks", "spawn_ranks"]
 
 # Given to a rank to print its stacks before it is killed.
@@ -65,13 +67,14 @@ def run_ranks(
 ) -> list[tuple[str, Any]]:
     """Run fn(rank, size, store_path, *args) in `size` processes; give each rank's outcome.
 
-    `meanwhile` is called once, with the process ids of the ranks.
-    An outcome is ("ok", result), ("raised", (repr, traceback)), ("died", exitcode) or
-    ("hung", seconds). Never raises for what a rank does.
+    timeout_s is for an idle machine (tests/patience.py); `meanwhile` is called once, with the
+    process ids of the ranks. An outcome is ("ok", result), ("raised", (repr, traceback)),
+    ("died", exitcode) or ("hung", seconds). Never raises for what a rank does.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+    timeout_s = patient(timeout_s)
     outcomes: list[tuple[str, Any]] = [("hung", timeout_s)] * size
     with tempfile.TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(size)]

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import pipecomm_autoload
 from pipecomm import autoload
+from tests.patience import patient
 
 _SCRIPT = """
 import os
@@ -62,7 +63,7 @@ def _run(code: str, folder: Path, *flags: str, **environment: str) -> subprocess
 
 
 def _finish(process: subprocess.Popen[str]) -> tuple[str, str]:
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=patient(120))
     assert process.returncode == 0, err
     return out, err
 

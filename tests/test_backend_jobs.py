@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import pipecomm  # noqa: F401 - registers the backend
+from tests.patience import patient
 from tests.ranks import spawn_ranks
 
 _OTHER_USER = 65534
@@ -79,7 +80,7 @@ def _refusal(port: int) -> str:
 
 def _meet(store: dist.Store, where: str, size: int) -> None:
     store.add(where, 1)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while store.add(where, 0) < size:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -157,6 +158,6 @@ def test_ranks_may_be_started_by(method: str, tmp_path: Path) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patient(120),
     )
     assert done.returncode == 0, done.stderr

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from pipecomm.errors import PeerLostError, PipecommError, TransportError
 from tests.backend_ranks import init
+from tests.patience import patient
 from tests.ranks import run_ranks, spawn_ranks
 
 _MIB = 1 << 18  # float32 values in a MiB
@@ -41,7 +42,7 @@ def killed_in_flight(rank: int, size: int, store_path: str) -> tuple[str, float]
 def _wait_for_others(store: dist.Store, count: int) -> None:
     """A survivor that ended before another one had looked would be named in its error."""
     store.add("met", 1)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patient(30)
     while store.add("met", 0) < count:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -107,7 +108,7 @@ def sender_exits(rank: int, size: int, store_path: str) -> bool:
 
 
 def _wait_for_the_end_of(pid: int) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patient(30)
     with contextlib.suppress(FileNotFoundError):
         while "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text():
             assert time.monotonic() < deadline

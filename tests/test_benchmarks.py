@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.network import why_impossible
+from tests.patience import patient
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
 NAMES = sorted(path.name for path in FOLDER.glob("[a-z]*.py"))
@@ -41,7 +42,7 @@ def _run(name: str, *options: str, timeout_s: float = 100) -> str:
         cwd=FOLDER,
         capture_output=True,
         text=True,
-        timeout=timeout_s,
+        timeout=patient(timeout_s),
     )
     assert run.returncode == 0, run.stderr
     return run.stdout
@@ -93,7 +94,7 @@ def test_benchmark_of_a_gpu_says_that_there_is_none(name: str) -> None:
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=patient(100),
     )
     assert run.returncode == 3
     assert "expected a GPU" in run.stderr

@@ -23,6 +23,7 @@ from pipecomm._native import core
 from pipecomm.errors import LinkTimeoutError, PeerLostError, TransportError
 from pipecomm.rendezvous import connect
 from tests import test_transport_faults
+from tests.patience import patient
 from tests.ranks import run_ranks
 
 _CONTROL, _RECORD, _TAKEN = 1, 2, 3
@@ -53,7 +54,7 @@ def _connect_pair(listeners: list[Any]) -> list[Any]:
     made: list[Any] = [None] * len(listeners)
 
     def join(rank: int) -> None:
-        made[rank] = listeners[rank].connect(rank, addresses, timeout_s=20)
+        made[rank] = listeners[rank].connect(rank, addresses, timeout_s=patient(20))
 
     threads = [threading.Thread(target=join, args=(rank,)) for rank in range(len(listeners))]
     for thread in threads:
@@ -139,7 +140,9 @@ class _Peer:
         self._socket = socket.create_connection(("127.0.0.1", _port(listener.address)))
         self._socket.settimeout(20)
         self._socket.sendall(_hello(_token(listener.address)))
-        self.communicator = listener.connect(0, [listener.address, other.address], timeout_s=20)
+        self.communicator = listener.connect(
+            0, [listener.address, other.address], timeout_s=patient(20)
+        )
         self._read(64)
 
     def _read(self, nbytes: int) -> bytes:
@@ -292,7 +295,7 @@ def test_message_of_a_sender_that_ends_after_wait_arrives(how: str, tmp_path: Pa
         for rank in range(2)
     ]
     try:
-        outputs = [process.communicate(timeout=60)[0] for process in ranks]
+        outputs = [process.communicate(timeout=patient(60))[0] for process in ranks]
     finally:
         for process in ranks:
             process.kill()

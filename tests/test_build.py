@@ -151,6 +151,24 @@ def test_num_jobs_that_is_no_count_is_refused(
         setup_py.num_jobs()
 
 
+@pytest.mark.parametrize("closed", ["", "build", "pipecomm.egg-info"])
+def test_build_folder_of_a_checkout_that_cannot_be_written_is_temporary(
+    setup_py: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    closed: str,
+) -> None:
+    (tmp_path / closed).mkdir(exist_ok=True)
+    monkeypatch.setattr(setup_py, "ROOT", tmp_path)
+    assert setup_py.find_build_folder() == tmp_path / "build"
+    monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path / closed)
+    folder = setup_py.find_build_folder()
+    assert not folder.is_relative_to(tmp_path)
+    assert f"{tmp_path} cannot be written; building in {folder}" in capsys.readouterr().out
+    folder.rmdir()
+
+
 def test_configure_without_ninja_falls_back_to_make_and_says_so(
     setup_py: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

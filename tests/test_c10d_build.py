@@ -18,6 +18,7 @@ import pytest
 from pipecomm import _c10d_build, _c10d_compile
 from pipecomm._c10d_compile import CompileError
 from pipecomm.errors import NotBuiltError
+from tests import mounts
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
@@ -191,6 +192,37 @@ def test_cache_folder_that_cannot_be_trusted_is_passed_over(
     monkeypatch.setenv("XDG_CACHE_HOME", str(bad.parent))
     monkeypatch.setattr(_c10d_build.tempfile, "gettempdir", lambda: str(tmp_path))
     assert _c10d_build._cache_folder() == tmp_path / f"pipecomm-{os.geteuid()}"
+
+
+CACHE = "from pipecomm import _c10d_build; print(_c10d_build._cache_folder())"
+
+
+def find_cache(noexec: list[Path], home: Path, temporary: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "XDG_CACHE_HOME": str(home), "TMPDIR": str(temporary)}
+    command = [*mounts.on_noexec(*noexec), sys.executable, "-c", CACHE]
+    return subprocess.run(command, env=env, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(bool(mounts.why_impossible()), reason=mounts.why_impossible())
+def test_cache_folder_on_a_noexec_mount_is_passed_over(tmp_path: Path) -> None:
+    home, temporary = tmp_path / "home", tmp_path / "tmp"
+    home.mkdir()
+    temporary.mkdir()
+    done = find_cache([home], home, temporary)
+    assert done.stdout.strip() == str(temporary / f"pipecomm-{os.geteuid()}"), done.stderr
+
+
+@pytest.mark.skipif(bool(mounts.why_impossible()), reason=mounts.why_impossible())
+def test_cache_folders_that_are_all_on_noexec_mounts_are_named_with_the_way_out(
+    tmp_path: Path,
+) -> None:
+    home, temporary = tmp_path / "home", tmp_path / "tmp"
+    home.mkdir()
+    temporary.mkdir()
+    error = find_cache([home, temporary], home, temporary).stderr
+    assert f"got {home}/pipecomm, {temporary}/pipecomm-{os.geteuid()} and {temporary}" in error
+    assert "noexec" in error
+    assert "Set XDG_CACHE_HOME to a folder on another mount" in error
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

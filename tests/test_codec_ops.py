@@ -18,6 +18,7 @@ from pipecomm._native import core
 from pipecomm.codec import Codec
 from pipecomm.errors import ConfigError, TensorError
 from tests.codec_reference import FLOATS, QUANTIZING, round_trip
+from tests.patience import patient
 
 MORE = (
     "int4-symmetric",
@@ -384,6 +385,6 @@ def test_importing_pipecomm_registers_the_operators() -> None:
     code = "import torch, pipecomm; print(torch.ops.pipecomm.encode(torch.ones(4), 'int8').numel())"
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     result = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=patient(120)
     )
     assert result.stdout.strip() == "20", result.stderr

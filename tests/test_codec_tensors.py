@@ -20,6 +20,7 @@ from pipecomm._native import core
 from pipecomm.codec import Codec
 from pipecomm.errors import ConfigError, TensorError
 from tests.codec_reference import FLOATS, QUANTIZING, round_trip
+from tests.patience import patient
 
 # Layouts, devices, threads
 
@@ -96,7 +97,7 @@ def run_with_isa(isa: str) -> subprocess.CompletedProcess[str]:
     )
     env = os.environ | {"PIPECOMM_ISA": isa, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=patient(120)
     )
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from pipecomm import doctor
 from pipecomm.doctor import examine, format_findings
+from tests.patience import patient
 
 PACKAGE = Path(doctor.__file__).resolve().parent
 EXTENSION_PARTS = {"extension", "codecs", "torch half", "backend", "path to peers on this host"}
@@ -192,7 +193,7 @@ def test_command_ends_with_zero_and_one_document_without_the_extension(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=patient(100),
         check=False,
     )
     assert ended.returncode == 0

@@ -17,6 +17,7 @@ from pipecomm._native import core
 from pipecomm.cli import main
 from pipecomm.errors import ConfigError, LinkTimeoutError
 from tests.backend_ranks import init
+from tests.patience import patient
 from tests.ranks import spawn_ranks
 
 
@@ -27,7 +28,7 @@ def _asked_while_it_waits(rank: int, size: int, store_path: str) -> str:
     if rank == 0:
         dist.recv(torch.zeros(4), 1, tag=3)
         return ""
-    text, deadline = "", time.monotonic() + 20
+    text, deadline = "", time.monotonic() + patient(20)
     while "receive from" not in text and time.monotonic() < deadline:
         text = core.hang_report(int(pid))
     dist.send(torch.ones(4), 0, tag=3)
@@ -73,7 +74,7 @@ def _doctor_attached(rank: int, size: int, store_path: str) -> tuple[int, str]:
     if rank == 0:
         dist.recv(torch.zeros(4), 1, tag=3)
         return 0, ""
-    code, document, deadline = 0, "", time.monotonic() + 20
+    code, document, deadline = 0, "", time.monotonic() + patient(20)
     while "receive from" not in document and time.monotonic() < deadline:
         with contextlib.redirect_stdout(io.StringIO()) as out:
             code = main(["doctor", "--attach", str(int(pid)), "--json"])

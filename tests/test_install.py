@@ -1,12 +1,14 @@
 """Installs pipecomm in every supported way: sdist, wheel, editable, torch half at first use.
 
-Needs no network. One core is compiled, without optimization, in a folder whose name has a
+Needs no network. One core is compiled, with little optimization and under flags that would change
+what it computes, in a folder whose name has a
 space and an accented letter; the other installations reuse its objects.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -19,9 +21,20 @@ from pathlib import Path
 
 import pytest
 
+from tests import mounts
+from tests.patience import patient
+
 ROOT = Path(__file__).resolve().parent.parent
 BUILD_TOOLS = ("pip", "setuptools", "_distutils_hack", "packaging", "cmake", "ninja", "pybind11")
-BUILD_ENV = {"PIPECOMM_CUDA": "off", "CMAKE_BUILD_TYPE": "Debug", "CXXFLAGS": "-g0"}
+FAST = "-ffast-math -funsafe-math-optimizations -ffinite-math-only -fno-signed-zeros"
+BUILD_ENV = {
+    "PIPECOMM_CUDA": "off",
+    "CMAKE_BUILD_TYPE": "Debug",
+    "CXXFLAGS": f"-g0 -O1 {FAST} -ffp-contract=fast",
+    "LDFLAGS": f"-Ofast {FAST}",
+}
+if platform.machine() == "x86_64":
+    BUILD_ENV["CXXFLAGS"] += " -mfpmath=387"
 
 
 @dataclass(frozen=True)
@@ -47,7 +60,7 @@ def run(
     names = ("PYTHONPATH", "PIPECOMM_WERROR", "TORCH_CUDA_ARCH_LIST")
     clean = {name: value for name, value in os.environ.items() if name not in names}
     done = subprocess.run(
-        command, cwd=cwd, env={**clean, **env}, capture_output=True, text=True, timeout=300
+        command, cwd=cwd, env={**clean, **env}, capture_output=True, text=True, timeout=patient(300)
     )
     assert (done.returncode == 0) == ok, f"{command}\n{done.stdout}\n{done.stderr}"
     return done
@@ -137,7 +150,11 @@ def test_wheel_is_tagged_for_this_machine_only_and_holds_what_first_use_needs(wh
     assert [name for name in names if name.startswith(("tests/", "pipecomm/_c10d-"))] == []
 
 
-LOAD = "from pipecomm import _c10d_build; print(_c10d_build.load(torch).__file__)"
+# 1e-310 is subnormal: 0 where a library that was loaded has switched those off.
+LOAD = (
+    "from pipecomm import _c10d_build; print(_c10d_build.load(torch).__file__); "
+    "assert float('1e-310') * 1.0 > 0.0"
+)
 IMPORT_ORDERS = {
     "pipecomm first": f"import pipecomm, torch; {LOAD}",
     "torch first": f"import torch, pipecomm; {LOAD}",
@@ -164,6 +181,7 @@ def test_torch_half_is_built_once_at_the_first_use_by_several_processes(
         "PYTHONPATH": str(place.everything),
         "XDG_CACHE_HOME": str(cache),
         "CUDA_HOME": "/nonexistent",
+        "CXX": f"{os.environ.get('CXX') or 'c++'} -Ofast {FAST}",
     }
     ranks = [
         subprocess.Popen(
@@ -176,7 +194,7 @@ def test_torch_half_is_built_once_at_the_first_use_by_several_processes(
         )
         for code in IMPORT_ORDERS.values()
     ]
-    outputs = [rank.communicate(timeout=300) for rank in ranks]
+    outputs = [rank.communicate(timeout=patient(300)) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * len(ranks), outputs
     assert sum(error.count("building the torch half") for _, error in outputs) == 1
     (built,) = (cache / "pipecomm").glob("*.so")
@@ -188,6 +206,49 @@ def test_torch_half_is_built_once_at_the_first_use_by_several_processes(
         **{**env, "CXX": "/bin/false"},
     )
     assert again.stdout.strip() == str(built)
+
+
+def test_flags_for_fast_mathematics_change_no_byte_of_a_codec_and_leave_subnormals_alive(
+    place: Place, installed: Path
+) -> None:
+    files = [ROOT / "tests" / f"test_codec{name}.py" for name in ("", "_spikes")]
+    # Appended: the installed package comes before the one of the checkout.
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--import-mode=append",
+        "-c",
+        ROOT / "pyproject.toml",
+    ]
+    alive = (
+        "import sys, pytest, pipecomm._core; assert float('1e-310') * 1.0 > 0.0\n"
+        "assert pipecomm.__file__.startswith(sys.prefix); sys.exit(pytest.main(sys.argv[1:]))"
+    )
+    env = {"PYTHONPATH": str(place.everything)}
+    run([installed, "-c", alive, *options, *files], cwd=place.folder, **env)
+
+
+@pytest.mark.skipif(bool(mounts.why_impossible()), reason=mounts.why_impossible())
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["wheel"], r"CXX=/bin/false does not compile"),
+        (["install", "-e"], r"an editable installation writes into .* install without -e"),
+    ],
+)
+def test_checkout_that_cannot_be_written_is_built_elsewhere_or_the_way_out_is_named(
+    place: Place, sources: Path, builder: Path, tmp_path: Path, words: list[str], expected: str
+) -> None:
+    copy = shutil.copytree(sources, tmp_path / "copy", ignore=shutil.ignore_patterns("build"))
+    pip = [*mounts.in_read_only(copy), builder, "-m", "pip", words[0], "--no-index", "--no-deps"]
+    command = [*pip, "--no-build-isolation", *words[1:], copy]
+    done = run(command, cwd=tmp_path, ok=False, **{**BUILD_ENV, "CXX": "/bin/false"})
+    text = done.stdout + done.stderr
+    assert re.search(expected, text)
+    assert "cannot be written; building in" in text
+    assert "Permission denied" not in text
+    assert "Read-only" not in text
 
 
 def test_command_line_started_in_the_source_folder_uses_the_installed_package(

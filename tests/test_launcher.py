@@ -17,6 +17,7 @@ import pytest
 
 from pipecomm.errors import ConfigError
 from pipecomm.launcher import Outcome, launch, open_store
+from tests.patience import patient
 
 # Generous: a loaded machine needs seconds to start a Python.
 LIMIT_S = 60.0
@@ -52,7 +53,7 @@ def is_running(pid: int) -> bool:
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
-    deadline = time.monotonic() + limit_s
+    deadline = time.monotonic() + patient(limit_s)
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -263,7 +264,7 @@ def launcher_of_four() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
 def test_signal_to_the_launcher_ends_all_ranks(number: signal.Signals) -> None:
     with launcher_of_four() as (process, pids):
         process.send_signal(number)
-        _, errors = process.communicate(timeout=LIMIT_S)
+        _, errors = process.communicate(timeout=patient(LIMIT_S))
         assert process.returncode == 128 + number
         assert f"stopped by {number.name}" in errors
         assert "Traceback" not in errors
@@ -281,6 +282,11 @@ def test_rank_whose_launcher_is_gone_already_ends_at_once() -> None:
     environment = {**os.environ, "RANK": "0", "PIPECOMM_LAUNCHER_PID": "1"}
     command = rank_command("die_with_launcher(); print('still here')")
     ended = subprocess.run(
-        command, env=environment, timeout=LIMIT_S, capture_output=True, text=True, check=False
+        command,
+        env=environment,
+        timeout=patient(LIMIT_S),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (ended.returncode, ended.stdout) == (3, "")

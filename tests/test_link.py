@@ -24,6 +24,7 @@ from pipecomm.errors import (
 )
 from pipecomm.link import LinkCounters, LinkEmulation, Links
 from pipecomm.memory import MemoryPool, default_pool
+from tests.patience import patient
 
 RAW = Codec("raw")
 
@@ -227,7 +228,7 @@ def test_begin_step_raises_when_a_peer_has_given_it_up_already(pair: Pair) -> No
 
 
 def _begin_again_and_again(links: Links, step: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patient(10)
     while time.monotonic() < deadline:
         links.begin_step(step)
 

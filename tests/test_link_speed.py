@@ -13,6 +13,7 @@ import torch.distributed as dist
 from pipecomm import link_speed
 from pipecomm.link import LinkEmulation, Links
 from pipecomm.link_speed import boundary_speeds, measure_speeds
+from tests.patience import patient
 
 
 def of_ranks(size: int, emulation: LinkEmulation | None, look: Callable[[Links], Any]) -> list[Any]:
@@ -21,7 +22,7 @@ def of_ranks(size: int, emulation: LinkEmulation | None, look: Callable[[Links],
     found: list[Any] = [None] * size
 
     def run(rank: int) -> None:
-        links = Links.connect(store, rank, size, timeout_s=30, emulation=emulation)
+        links = Links.connect(store, rank, size, timeout_s=patient(30), emulation=emulation)
         links.begin_step(1)
         found[rank] = look(links)
         links.close()

@@ -17,6 +17,7 @@ import torch
 
 from pipecomm.errors import ConfigError, NotBuiltError, PoolExhaustedError
 from pipecomm.memory import MemoryPool, default_pool, tensor_from_block
+from tests.patience import patient
 
 MIB = 1 << 20
 
@@ -59,7 +60,7 @@ def run_in_threads(num_threads: int, fn: Callable[[int], None]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=patient(60))
         assert not thread.is_alive(), "a thread did not finish in 60 s"
     if errors:
         raise errors[0]
@@ -361,7 +362,9 @@ def test_process_with_live_tensors_exits_without_a_signal(how: str, with_thread:
                 pass
         {last_line}
     """)
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, timeout=patient(60)
+    )
     assert result.returncode == expected, result.stderr.decode()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pipecomm import _native
 from pipecomm._version import __version__
+from tests.patience import patient
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
@@ -31,7 +32,11 @@ def run_copied_package(folder: Path, code: str) -> subprocess.CompletedProcess[s
         (package / name).write_bytes((ROOT / "pipecomm" / name).read_bytes())
     (package / "__init__.py").touch()
     return subprocess.run(
-        [sys.executable, "-S", "-c", code], cwd=folder, capture_output=True, text=True, timeout=60
+        [sys.executable, "-S", "-c", code],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=patient(60),
     )
 
 

@@ -26,6 +26,7 @@ from tests import (
     test_grad_norm,
     test_pipeline_memory,
 )
+from tests.patience import patient
 from tests.pipeline_cases import (
     TIMEOUT_S,
     WIDTH,
@@ -207,7 +208,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def _wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patient(20)
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)

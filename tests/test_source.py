@@ -17,6 +17,7 @@ from pipecomm import MemoryPool
 from pipecomm.codec import Codec
 from pipecomm.errors import MessageMismatchError, PeerLostError
 from pipecomm.link import Links
+from tests.patience import patient
 from tests.ranks import run_ranks, spawn_ranks
 
 RAW = Codec("raw")
@@ -29,7 +30,7 @@ def _pooled(value: float, num_floats: int = NUM_FLOATS) -> torch.Tensor:
 
 def _relay(rank: int, size: int, store_path: str) -> list[float]:
     """Each rank sends on what it has received, which lies in its pool; and writes to it then."""
-    links = Links.connect(dist.FileStore(store_path, size), rank, size, timeout_s=30)
+    links = Links.connect(dist.FileStore(store_path, size), rank, size, timeout_s=patient(30))
     sums = []
     for step in range(1, 4):
         links.begin_step(step)
@@ -121,7 +122,7 @@ def test_memory_of_a_dead_owner_is_let_go() -> None:
 
 
 def _send_to_one_that_dies(rank: int, size: int, store_path: str, victim: int) -> str:
-    links = Links.connect(dist.FileStore(store_path, size), rank, size, timeout_s=30)
+    links = Links.connect(dist.FileStore(store_path, size), rank, size, timeout_s=patient(30))
     links.begin_step(1)
     large = _pooled(1.0, 64_000_000) if rank == 0 else None
     links.gather(torch.zeros(1))

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from pipecomm.codec import Codec
 from pipecomm.errors import LinkTimeoutError, MessageMismatchError
 from tests import test_backend_life
+from tests.patience import patient
 from tests.ranks import run_ranks, spawn_ranks
 from tests.test_link import Pair
 
@@ -152,7 +153,7 @@ def test_checks_for_a_gpu_can_be_rehearsed() -> None:
         env={**os.environ, "PIPECOMM_CHECK_DEVICE": "cpu"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patient(120),
         cwd=_ROOT,
     )
     assert done.returncode == 0, done.stdout

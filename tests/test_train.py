@@ -19,6 +19,7 @@ import pytest
 from pipecomm.link import LinkEmulation
 from pipecomm.rank import Place
 from pipecomm.train import TrainOptions, _choose_link, _learning_rate
+from tests.patience import patient
 
 ROOT = Path(__file__).resolve().parent.parent
 # Generous: a loaded machine needs seconds to import torch in every rank.
@@ -58,7 +59,7 @@ def start(folder: Path, words: Sequence[str], **variables: str) -> subprocess.Po
 def run(folder: Path, words: Sequence[str], **variables: str) -> tuple[int, str, str]:
     with start(folder, words, **variables) as process:
         try:
-            stdout, stderr = process.communicate(timeout=LIMIT_S)
+            stdout, stderr = process.communicate(timeout=patient(LIMIT_S))
         finally:
             process.kill()
     return process.returncode, stdout, stderr
@@ -79,7 +80,7 @@ def is_running(pid: int) -> bool:
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
-    deadline = time.monotonic() + limit_s
+    deadline = time.monotonic() + patient(limit_s)
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -139,7 +140,8 @@ def test_trainings_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         started = [stack.enter_context(start(tmp_path, [*words, f"out{k}"])) for k in range(2)]
         results = [
-            (process.communicate(timeout=LIMIT_S), process.returncode) for process in started
+            (process.communicate(timeout=patient(LIMIT_S)), process.returncode)
+            for process in started
         ]
     losses = {json.loads(stdout)["runs"][0]["held_out_loss"] for (stdout, _), _ in results}
     assert [code for _, code in results] == [0] * 2
@@ -163,7 +165,9 @@ def test_wrong_world_size_is_refused_on_every_rank(tmp_path: Path) -> None:
             stack.enter_context(start(tmp_path, command("--stages=3"), RANK=str(rank), **variables))
             for rank in range(2)
         ]
-        outputs = [(process.communicate(timeout=LIMIT_S), process.returncode) for process in ranks]
+        outputs = [
+            (process.communicate(timeout=patient(LIMIT_S)), process.returncode) for process in ranks
+        ]
     for rank, ((_, stderr), code) in enumerate(outputs):
         assert code == 2
         assert f"[rank {rank}] pipecomm: error: --stages: expected" in stderr
@@ -202,7 +206,7 @@ def test_killed_rank_ends_the_other_and_is_named(tmp_path: Path, moment: str, ra
             read_until("step 1/")
         os.kill(pids[rank], signal.SIGKILL)
         wait_until(lambda: not any(map(is_running, pids)), limit_s=8)
-        _, stderr = launcher.communicate(timeout=LIMIT_S)
+        _, stderr = launcher.communicate(timeout=patient(LIMIT_S))
         assert launcher.returncode == 128 + signal.SIGKILL
         assert f"rank {rank} of 2 (process {pids[rank]}) was lost: killed by SIGKILL" in stderr
         if moment == "steps":

@@ -23,6 +23,7 @@ from pipecomm.generation import Seat
 from pipecomm.link import Links
 from pipecomm.rendezvous import connect
 from tests.kills import names_now, names_that_stay
+from tests.patience import patient
 from tests.ranks import run_ranks, spawn_ranks
 
 RAW = Codec("raw")
@@ -31,7 +32,7 @@ NOTICED_S = 10.0
 
 
 def _links(rank: int, size: int, store_path: str) -> Links:
-    return Links.connect(dist.FileStore(store_path, size), rank, size, timeout_s=30)
+    return Links.connect(dist.FileStore(store_path, size), rank, size, timeout_s=patient(30))
 
 
 def _send_and_die(rank: int, size: int, store_path: str, when: str) -> Any:
@@ -253,7 +254,7 @@ def test_strangers_at_the_socket_neither_disturb_nor_get_in(noise: bytes) -> Non
     made: dict[int, Any] = {}
 
     def join(rank: int) -> None:
-        made[rank] = listeners[rank].connect(rank, addresses, timeout_s=20)
+        made[rank] = listeners[rank].connect(rank, addresses, timeout_s=patient(20))
 
     threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
     for thread in threads:
@@ -385,7 +386,7 @@ def _run_pair(prefix: list[str], env: dict[str, str], port: int) -> list[str]:
     outputs = []
     for process in processes:
         try:
-            outputs.append(process.communicate(timeout=60)[0])
+            outputs.append(process.communicate(timeout=patient(60))[0])
         finally:
             process.kill()
     return outputs

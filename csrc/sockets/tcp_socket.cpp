@@ -16,7 +16,7 @@
 namespace pipecomm {
 namespace {
 
-constexpr int kBacklog = 128;
+constexpr int kTcpBacklog = 128;
 constexpr int kKeepIdleS = 5, kKeepIntervalS = 2, kKeepCount = 5;  // together kHostTimeout
 // A host that is there answers each question at once, so that two unanswered ones say something.
 constexpr unsigned kMinUnanswered = 2;
@@ -67,7 +67,7 @@ TcpListener listen_tcp(const std::string& host) {
     throw Error(ErrorKind::config, "expected an address of this host to listen at; got " + host + ": " +
                                        std::strerror(errno) + "; set PIPECOMM_SOCKET_IFNAME");
   }
-  if (::listen(fd.get(), kBacklog) != 0) throw_errno("cannot listen on a TCP socket");
+  if (::listen(fd.get(), kTcpBacklog) != 0) throw_errno("cannot listen on a TCP socket");
   const std::string shown = address->ai_family == AF_INET6 ? "[" + host + "]" : host;
   std::string endpoint = shown + ":" + port_of(fd);
   return {std::move(fd), std::move(endpoint)};

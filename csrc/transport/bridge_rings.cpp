@@ -14,7 +14,7 @@ constexpr std::uint64_t kTellParts = 8;
 // ... and looked for from here on.
 constexpr std::uint64_t kFillingParts = 4;
 
-[[noreturn]] void refuse(const std::string& text) {
+[[noreturn]] void refuse_rings(const std::string& text) {
   throw Error(ErrorKind::transport, text + ": the peer's process is damaged");
 }
 
@@ -23,7 +23,7 @@ constexpr std::uint64_t kFillingParts = 4;
 int OutgoingRing::make_ring(std::uint64_t segment_nbytes) {
   const std::size_t control_nbytes = ring_segment_nbytes(0);
   if (made_ || segment_nbytes <= control_nbytes || segment_nbytes - control_nbytes > kMaxRecordNbytes)
-    refuse("expected one ring of at most 1 GiB; got " + std::to_string(segment_nbytes) + " bytes");
+    refuse_rings("expected one ring of at most 1 GiB; got " + std::to_string(segment_nbytes) + " bytes");
   made_ = std::make_unique<RingReader>(RingReader::create(segment_nbytes - control_nbytes));
   ring_.store(made_.get());
   return made_->fd();
@@ -50,8 +50,8 @@ bool OutgoingRing::fill(FrameBatch& batch) {
 bool OutgoingRing::release(std::uint64_t position) {
   RingReader* ring = ring_.load();
   if (ring == nullptr || position < released_ || position > sent_.load())
-    refuse("expected a position from " + std::to_string(released_) + " to " + std::to_string(sent_.load()) + "; got " +
-           std::to_string(position));
+    refuse_rings("expected a position from " + std::to_string(released_) + " to " + std::to_string(sent_.load()) +
+                 "; got " + std::to_string(position));
   released_ = position;
   return ring->release(position);
 }
@@ -65,7 +65,8 @@ void IncomingRing::set_ring(Segment segment, std::uint64_t segment_nbytes) {
 std::byte* IncomingRing::reserve(std::size_t nbytes) {
   RingWriter* ring = ring_.load();
   std::byte* out = ring == nullptr ? nullptr : ring->reserve(nbytes);
-  if (out == nullptr) refuse("expected a record that fits into the ring; got " + std::to_string(nbytes) + " bytes");
+  if (out == nullptr)
+    refuse_rings("expected a record that fits into the ring; got " + std::to_string(nbytes) + " bytes");
   return out;
 }
 

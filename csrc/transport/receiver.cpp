@@ -12,7 +12,7 @@ namespace pipecomm {
 namespace {
 
 // Bytes taken before others get their turn under the progress lock.
-constexpr std::size_t kNbytesPerPump = std::size_t{1} << 20;
+constexpr std::size_t kNbytesPerTake = std::size_t{1} << 20;
 // Memory that streams still use is asked for this often.
 constexpr std::int64_t kMemoryPeriodNs = 200'000;
 
@@ -32,7 +32,7 @@ bool Receiver::pump(LinkCounters& counters, const std::function<void()>& wake_wr
   is_blocked_ = false;
   awaits_segment_ = false;
   std::size_t taken_nbytes = 0;
-  while (ring_ && !is_stopped_ && taken_nbytes < kNbytesPerPump) {
+  while (ring_ && !is_stopped_ && taken_nbytes < kNbytesPerTake) {
     const auto record = ring_->front();
     if (!record) break;
     if (record->info.ready_ns > now_ns()) {
