@@ -19,8 +19,8 @@ from convergence import (
 from torch import Tensor
 
 from pipecomm import Codec
-from pipecomm.data import load_corpus
-from pipecomm.model import byte_loss
+from pipecomm.app.data import load_corpus
+from pipecomm.app.gpt import byte_loss
 
 # The boundary in the middle.
 BOUNDARY = NUM_STAGES // 2 - 1

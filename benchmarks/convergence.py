@@ -15,9 +15,9 @@ import torch
 from _harness import add_save_option, progress, report
 from torch import Tensor, nn
 
-from pipecomm.codec_ops import through
-from pipecomm.data import Corpus, load_corpus
-from pipecomm.model import GptConfig, GptStage, byte_loss
+from pipecomm.app.data import Corpus, load_corpus
+from pipecomm.app.gpt import GptConfig, GptStage, byte_loss
+from pipecomm.codecs.ops import through
 
 NUM_STAGES = 4
 MODEL = GptConfig(num_layers=4, width=128, num_heads=4, sequence_length=64)

@@ -11,7 +11,7 @@ import torch
 from _harness import add_options, measure, report
 
 from pipecomm._native import core
-from pipecomm.memory import MemoryPool
+from pipecomm.memory.pool import MemoryPool
 
 
 def compare_latency(nbytes: int, rounds: int) -> dict[str, Any]:

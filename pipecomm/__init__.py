@@ -14,14 +14,14 @@ from pipecomm._version import __version__
 from pipecomm.errors import *  # noqa: F403 - the error classes are public here
 
 if TYPE_CHECKING:
-    from pipecomm.backend import BackendOptions
-    from pipecomm.codec import Codec
-    from pipecomm.flow import FlowLimits
-    from pipecomm.link import LinkEmulation
-    from pipecomm.memory import MemoryPool
-    from pipecomm.microbatch import ForEveryMicrobatch
-    from pipecomm.pipeline import Pipeline
-    from pipecomm.policy import CodecPolicy
+    from pipecomm.codecs.codec import Codec
+    from pipecomm.codecs.policy import CodecPolicy
+    from pipecomm.drop_in.backend import BackendOptions
+    from pipecomm.engine.microbatch import ForEveryMicrobatch
+    from pipecomm.engine.pipeline import Pipeline
+    from pipecomm.links.limits import FlowLimits
+    from pipecomm.links.link import LinkEmulation
+    from pipecomm.memory.pool import MemoryPool
 
 __all__ = [
     "BackendOptions",
@@ -41,14 +41,14 @@ __all__ = [
 # Loaded when first used, so that schedules, the doctor and a useful error are to be had
 # where torch or the extension is missing or broken.
 _HOMES = {
-    "BackendOptions": "backend",
-    "Codec": "codec",
-    "CodecPolicy": "policy",
-    "FlowLimits": "flow",
-    "ForEveryMicrobatch": "microbatch",
-    "LinkEmulation": "link",
-    "MemoryPool": "memory",
-    "Pipeline": "pipeline",
+    "BackendOptions": "drop_in.backend",
+    "Codec": "codecs.codec",
+    "CodecPolicy": "codecs.policy",
+    "FlowLimits": "links.limits",
+    "ForEveryMicrobatch": "engine.microbatch",
+    "LinkEmulation": "links.link",
+    "MemoryPool": "memory.pool",
+    "Pipeline": "engine.pipeline",
 }
 
 
@@ -66,8 +66,8 @@ def _register() -> None:
     if find_spec("torch") is None:
         return
     try:
-        from pipecomm import codec_ops  # noqa: F401 - importing it registers the operators
-        from pipecomm.backend import register
+        from pipecomm.codecs import ops as codec_ops  # noqa: F401 - importing it registers the operators
+        from pipecomm.drop_in.backend import register
     except (ImportError, OSError) as error:
         # The doctor must be able to tell what is wrong with it.
         warnings.warn(f"torch cannot be imported: {error}", RuntimeWarning, stacklevel=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from pipecomm.cli import main
+from pipecomm.app.cli import main
 
 __all__: list[str] = []
 

@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipecomm.codec import Codec
+from pipecomm.codecs.codec import Codec
+from pipecomm.engine.pipeline import Pipeline
 from pipecomm.errors import PipecommError
-from pipecomm.link import Links
-from pipecomm.memory import default_pool
-from pipecomm.pipeline import Pipeline
-from pipecomm.rendezvous import connect
-from tests.backend_ranks import init
+from pipecomm.links.link import Links
+from pipecomm.links.rendezvous import connect
+from pipecomm.memory.pool import default_pool
+from tests.drop_in.backend_ranks import init
 
 # A rank that dies before all have connected is missed by nobody until the others' time is over.
 START_TIMEOUT_S = 4.0

@@ -9,8 +9,10 @@ from __future__ import annotations
 import faulthandler
 import multiprocessing
 import os
+import select
 import signal
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -43,6 +45,7 @@ def _child(
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     # A shell's background job ignores it, and so does what it starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=_end_with_reader, args=(connection.fileno(),), daemon=True).start()
     # The server's environment is that of its first use.
     os.environ.clear()
     os.environ.update(env)
@@ -55,6 +58,14 @@ def _child(
         connection.send(("raised", (repr(error), traceback.format_exc())))
     finally:
         connection.close()
+
+
+def _end_with_reader(descriptor: int) -> None:
+    """Who asked for this rank may be killed; the rank, perhaps waiting for minutes, then ends."""
+    hung_up = select.poll()
+    hung_up.register(descriptor, 0)
+    hung_up.poll()
+    os._exit(1)
 
 
 def run_ranks(

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.backend_ranks import init
+from tests.drop_in.backend_ranks import init
 from tests.ranks import spawn_ranks
 
 DTYPES = (

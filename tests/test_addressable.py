@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from pipecomm.addressable import why_not_addressable
-from pipecomm.codec import Codec
+from pipecomm.codecs.codec import Codec
+from pipecomm.engine.stage import boundary_tensors
 from pipecomm.errors import TensorError
-from pipecomm.part import to_part
-from pipecomm.stage import boundary_tensors
+from pipecomm.links.part import to_part
 from tests.odd_tensors import ODD, Doubled, Named
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from setuptools import Distribution
 
-from pipecomm import _c10d_compile
-from pipecomm._c10d_compile import CompileError
+from pipecomm.drop_in import c10d_compile
+from pipecomm.drop_in.c10d_compile import CompileError
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
@@ -209,14 +209,14 @@ def test_torch_half_that_does_not_compile_stops_the_build_only_where_warnings_ar
 
     monkeypatch.setenv("PIPECOMM_WERROR", werror)
     monkeypatch.setattr(setup_py, "find_torch", lambda: fake_torch)
-    monkeypatch.setattr(_c10d_compile, "compile_module", fail)
+    monkeypatch.setattr(c10d_compile, "compile_module", fail)
     build = setup_py.BuildExt(Distribution())
     build.folder = tmp_path
     if werror == "1":
         with pytest.raises(SystemExit, match="does not compile"):
-            build.build_torch_half(_c10d_compile)
+            build.build_torch_half(c10d_compile)
     else:
-        assert build.build_torch_half(_c10d_compile) is None
+        assert build.build_torch_half(c10d_compile) is None
         assert (
             "does not compile\npipecomm: the torch half is tried again" in capsys.readouterr().out
         )

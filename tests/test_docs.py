@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipecomm.arguments import parse
+from pipecomm.app.arguments import parse
 from tests.ranks import spawn_ranks
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -125,7 +125,7 @@ def test_every_limit_of_the_engine_names_a_test_that_tries_it() -> None:
     rows = [line for line in limits.splitlines() if line.startswith("| ")][1:]
     named = [re.findall(r"`(test_\w+)`", row.split("|")[3]) for row in rows]
     assert len(named) > 10
-    sources = "\n".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    sources = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     for names, row in zip(named, rows, strict=True):
         assert len(names) == 1, row
         assert re.search(rf"^def {names[0]}\(", sources, re.MULTILINE), names[0]

@@ -1,219 +1,35 @@
-"""The shape of the source: who may include or import whom, how long things are, how files open.
-
-The tables are the rules (design, sections 2 and 3); the functions below them find what breaks
-one, and are themselves tested on small trees that do.
-"""
+"""The source keeps the rules of its shape, and each rule finds what breaks it in a small tree."""
 
 from __future__ import annotations
 
-import ast
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests import source_files as source
-
-ROOT = Path(__file__).resolve().parent.parent
-
-# Folder of csrc/ -> folders it may include from, besides itself.
-CPP_MAY_INCLUDE = {
-    "base": set(),
-    "device": {"base"},
-    "codec": {"base"},
-    "memory": {"base", "device"},
-    "sockets": {"base", "memory"},
-    "wire": {"base", "device", "memory", "codec"},
-    "transport": {"base", "device", "memory", "codec", "sockets", "wire"},
-    "python": {"base"},
-    "bindings": {"base", "device", "memory", "codec", "wire", "transport", "python"},
-    "torch": {"base", "device", "memory", "codec", "wire", "transport", "python"},
-}
-# Start of a foreign header's path -> the only folders that may include it.
-FOREIGN_HEADERS = {
-    "torch/": {"torch"},
-    "ATen/": {"torch"},
-    "c10/": {"torch"},
-    "pybind11/": {"bindings", "python", "torch"},
-    "Python.h": {"bindings", "python", "torch"},
-    # They pull in headers of cusparse and friends that a build machine need not have.
-    "ATen/cuda": set(),
-}
-# Part of the package -> all it may import, besides itself and the standard library.
-PYTHON_MAY_IMPORT = {
-    "pipecomm.errors": set(),
-    "pipecomm.schedule": {"pipecomm.errors"},
-    # The data of a schedule, which all functions over it stand on.
-    "pipecomm.schedule.action": {"pipecomm.errors"},
-    "pipecomm.schedule.placement": {"pipecomm.errors", "pipecomm.schedule.action"},
-    "pipecomm.schedule.data": {
-        "pipecomm.errors",
-        "pipecomm.schedule.action",
-        "pipecomm.schedule.placement",
-    },
-}
-# Module -> modules it may not import itself.
-PYTHON_MUST_NOT_IMPORT = {
-    "pipecomm.pipeline": {"pipecomm._core", "pipecomm._native", "pipecomm.rendezvous"},
-}
-# Module -> modules it may not come to through others either.
-PYTHON_MUST_NOT_REACH = {
-    "pipecomm.pipeline": {"pipecomm.backend"},
-    "pipecomm.backend": {"pipecomm.pipeline"},
-    "pipecomm.schedule": {"torch", "pipecomm._core", "pipecomm._native"},
-}
-MAX_FILE_LINES = 400
-MAX_FUNCTION_LINES = 60
-FOLDERS = ("csrc", "pipecomm", "tests", "benchmarks")
-
-Rule = Callable[[Path], Iterator[str]]
-
-
-def cpp_files(root: Path) -> list[Path]:
-    return source.source_files(root, ("csrc",), source.CPP_SUFFIXES)
-
-
-def all_files(root: Path) -> list[Path]:
-    return source.source_files(root, FOLDERS, {*source.CPP_SUFFIXES, ".py"})
-
-
-def python_modules(root: Path) -> dict[str, Path]:
-    files = source.source_files(root, ("pipecomm",), {".py"})
-    return {source.module_name(root, path): path for path in files}
-
-
-def python_edges(root: Path) -> dict[str, set[str]]:
-    modules = python_modules(root)
-    # The extension is a module too, though its file is not always there.
-    known = {*modules, "pipecomm._core"}
-    return {name: source.python_imports(root, path, known) for name, path in modules.items()}
-
-
-def is_in(module: str, part: str) -> bool:
-    return module == part or module.startswith(f"{part}.")
-
-
-def own_header(root: Path, path: Path, target: str) -> Path | None:
-    csrc = root / "csrc"
-    for candidate in (path.parent / target, csrc / target):
-        if candidate.is_file() and candidate.resolve().is_relative_to(csrc.resolve()):
-            return candidate.resolve()
-    return None
-
-
-def cpp_edges(root: Path) -> dict[str, set[str]]:
-    """File -> own files it includes, as paths below csrc/."""
-    csrc = (root / "csrc").resolve()
-    return {
-        str(path.resolve().relative_to(csrc)): {
-            str(header.relative_to(csrc))
-            for target in source.includes(path)
-            if (header := own_header(root, path, target)) is not None
-        }
-        for path in cpp_files(root)
-    }
-
-
-def wrong_includes(root: Path) -> Iterator[str]:
-    for path, headers in cpp_edges(root).items():
-        folder = Path(path).parts[0]
-        if folder not in CPP_MAY_INCLUDE:
-            yield f"csrc/{path}: folder {folder} has no row in CPP_MAY_INCLUDE"
-            continue
-        for header in sorted(headers):
-            if Path(header).parts[0] not in CPP_MAY_INCLUDE[folder] | {folder}:
-                yield f"csrc/{path} may not include {header}"
-
-
-def wrong_foreign_headers(root: Path) -> Iterator[str]:
-    for path in cpp_files(root):
-        folder = path.relative_to(root / "csrc").parts[0]
-        for target in source.includes(path):
-            if own_header(root, path, target) is not None:
-                continue
-            if any(target.startswith(p) and folder not in f for p, f in FOREIGN_HEADERS.items()):
-                yield f"{path.relative_to(root)} may not include {target}"
-
-
-def wrong_imports(root: Path) -> Iterator[str]:
-    for module, imported in python_edges(root).items():
-        for part, allowed in PYTHON_MAY_IMPORT.items():
-            if is_in(module, part):
-                for name in sorted(imported):
-                    is_standard = name.partition(".")[0] in sys.stdlib_module_names
-                    if not is_standard and not any(is_in(name, a) for a in {*allowed, part}):
-                        yield f"{module} may not import {name}"
-        for name in sorted(PYTHON_MUST_NOT_IMPORT.get(module, set()) & imported):
-            yield f"{module} may not import {name}"
-
-
-def wrong_reach(root: Path) -> Iterator[str]:
-    edges = python_edges(root)
-    for part, forbidden in PYTHON_MUST_NOT_REACH.items():
-        reached = {module for module in edges if is_in(module, part)}
-        todo = list(reached)
-        while todo:
-            new = edges.get(todo.pop(), set()) - reached
-            reached |= new
-            todo += new
-        for name in sorted(reached):
-            if any(is_in(name, other) for other in forbidden):
-                yield f"{part} may not come to {name}, even through others"
-
-
-def cycles(root: Path) -> Iterator[str]:
-    for edges in (cpp_edges(root), python_edges(root)):
-        cycle = source.find_cycle(edges)
-        if cycle:
-            yield "cycle: " + " -> ".join(cycle)
-
-
-def missing_openings(root: Path) -> Iterator[str]:
-    for path in all_files(root):
-        text = path.read_text().lstrip()
-        has_opening = (
-            ast.get_docstring(ast.parse(text)) if path.suffix == ".py" else text.startswith("//")
-        )
-        if text and not has_opening:
-            yield f"{path.relative_to(root)}: expected its job in the first lines"
-
-
-def long_files(root: Path) -> Iterator[str]:
-    for path in all_files(root):
-        num_lines = len(path.read_text().splitlines())
-        if num_lines > MAX_FILE_LINES:
-            yield f"{path.relative_to(root)}: {num_lines} lines, at most {MAX_FILE_LINES}"
-
-
-def long_functions(root: Path) -> Iterator[str]:
-    for path in all_files(root):
-        functions = source.python_functions if path.suffix == ".py" else source.cpp_functions
-        for line, num_lines in functions(path):
-            if num_lines > MAX_FUNCTION_LINES:
-                yield (
-                    f"{path.relative_to(root)}:{line}: function of {num_lines} lines, "
-                    f"at most {MAX_FUNCTION_LINES}"
-                )
-
-
-def missing_exports(root: Path) -> Iterator[str]:
-    for path in source.source_files(root, FOLDERS, {".py"}):
-        for name in sorted(set(source.exported_names(path)) - source.bound_names(path)):
-            yield f"{path.relative_to(root)}: __all__ has {name}, the module does not"
-
-
-RULES: tuple[Rule, ...] = (
-    wrong_includes,
-    wrong_foreign_headers,
-    wrong_imports,
-    wrong_reach,
+from tests.structure import (
+    CPP_MAY_INCLUDE,
+    PYTHON_DOORS,
+    PYTHON_MAY_IMPORT,
+    PYTHON_MUST_NOT_REACH,
+    PYTHON_ROOMS,
+    RULES,
+    Rule,
+    cpp_edges,
     cycles,
-    missing_openings,
     long_files,
     long_functions,
     missing_exports,
+    missing_openings,
+    python_modules,
+    room_of,
+    wrong_foreign_headers,
+    wrong_imports,
+    wrong_includes,
+    wrong_reach,
+    wrong_rooms,
 )
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -224,9 +40,9 @@ def test_source_keeps_the_rule(rule: Rule) -> None:
 def test_rules_see_the_source() -> None:
     assert len(cpp_edges(ROOT)) > 20
     assert any(header.startswith("base/") for edge in cpp_edges(ROOT).values() for header in edge)
-    assert {*PYTHON_MAY_IMPORT, *PYTHON_MUST_NOT_IMPORT, *PYTHON_MUST_NOT_REACH} <= {
-        *python_modules(ROOT)
-    }
+    assert {*PYTHON_MAY_IMPORT, *PYTHON_MUST_NOT_REACH} <= {*python_modules(ROOT)}
+    rooms = {room_of(module) for module in python_modules(ROOT)} - {""}
+    assert rooms == {*PYTHON_ROOMS, *PYTHON_DOORS}
     assert {path.name for path in (ROOT / "csrc").iterdir()} == set(CPP_MAY_INCLUDE)
 
 
@@ -265,23 +81,38 @@ BREAKS: list[tuple[Rule, dict[str, str], str]] = [
     ),
     (
         wrong_imports,
-        {"pipecomm/schedule/a.py": "from .. import codec", "pipecomm/codec.py": ""},
-        "pipecomm.schedule.a may not import pipecomm.codec",
+        {"pipecomm/schedule/a.py": "from ..codecs import codec", "pipecomm/codecs/codec.py": ""},
+        "pipecomm.schedule.a may not import pipecomm.codecs.codec",
     ),
     (
-        wrong_imports,
-        {"pipecomm/pipeline.py": "from pipecomm import _core"},
-        "pipecomm.pipeline may not import pipecomm._core",
+        wrong_rooms,
+        {"pipecomm/engine/pipeline.py": "from pipecomm import _core"},
+        "pipecomm.engine.pipeline may not import pipecomm._core",
     ),
     (
-        wrong_imports,
-        {"pipecomm/pipeline.py": "import importlib\nimportlib.import_module('pipecomm._native')"},
-        "pipecomm.pipeline may not import pipecomm._native",
+        wrong_rooms,
+        {"pipecomm/engine/a.py": "import importlib\nimportlib.import_module('pipecomm._native')"},
+        "pipecomm.engine.a may not import pipecomm._native",
+    ),
+    (
+        wrong_rooms,
+        {"pipecomm/links/a.py": "from ..app.b import c", "pipecomm/app/b.py": ""},
+        "pipecomm.links.a may not import pipecomm.app.b",
+    ),
+    (wrong_rooms, {"pipecomm/cellar/a.py": ""}, "cellar has no row in PYTHON_ROOMS"),
+    (
+        wrong_rooms,
+        {"pipecomm/app/a.py": "import pipecomm.megatron", "pipecomm/megatron.py": ""},
+        "pipecomm.app.a may not import pipecomm.megatron",
     ),
     (
         wrong_reach,
-        {"pipecomm/pipeline.py": "from . import x", "pipecomm/x.py": "from .backend import y"},
-        "pipecomm.pipeline may not come to pipecomm.backend",
+        {
+            "pipecomm/engine/__init__.py": "from ..links import x",
+            "pipecomm/links/x.py": "from ..drop_in import y",
+            "pipecomm/drop_in/y.py": "",
+        },
+        "pipecomm.engine may not come to pipecomm.drop_in",
     ),
     (
         wrong_reach,

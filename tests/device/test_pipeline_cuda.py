@@ -219,7 +219,7 @@ def _memory_stays_flat(rank: int, size: int, store_path: str) -> None:
         free, total = torch.cuda.mem_get_info(_place())
         return total - free
 
-    from pipecomm.memory import default_pool
+    from pipecomm.memory.pool import default_pool
 
     pipeline_pool = default_pool()
     with _pipeline(stage, num_microbatches=32) as pipeline:

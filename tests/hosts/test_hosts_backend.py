@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 import pipecomm
-from tests import test_backend_groups, test_backend_p2p
-from tests.backend_ranks import Check, _run_checks, init, names
+from tests.drop_in import test_backend_groups, test_backend_p2p
+from tests.drop_in.backend_ranks import Check, _run_checks, init, names
 from tests.hosts.network import Hosts
 
 _GLOO = {"GLOO_SOCKET_IFNAME": "eth0"}
@@ -106,7 +106,7 @@ def test_interface_that_is_not_there_is_told_to_all(hosts: Hosts) -> None:
 
 
 def _paths(rank: int, size: int, store_path: str) -> list[str]:
-    from pipecomm.rendezvous import connect
+    from pipecomm.links.rendezvous import connect
 
     communicator = connect(dist.FileStore(store_path, size), rank, size, name="paths", timeout_s=30)
     paths = [communicator.path(peer) for peer in range(size)]

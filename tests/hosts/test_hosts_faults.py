@@ -13,9 +13,9 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from pipecomm.codec import Codec
+from pipecomm.codecs.codec import Codec
 from pipecomm.errors import PipecommError
-from pipecomm.link import Links
+from pipecomm.links.link import Links
 from tests.hosts.network import Hosts
 
 RAW = Codec("raw")

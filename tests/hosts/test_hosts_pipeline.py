@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 import pipecomm
 from pipecomm.errors import StageFailedError
-from tests.hosts.network import Hosts
-from tests.pipeline_cases import (
+from tests.engine.pipeline_cases import (
     WIDTH,
     batch,
     linear_stages,
@@ -22,6 +21,7 @@ from tests.pipeline_cases import (
     run_cases,
     worst_error,
 )
+from tests.hosts.network import Hosts
 
 _ENV = {"GLOO_SOCKET_IFNAME": "eth0"}
 _TOLERANCE = 1e-5

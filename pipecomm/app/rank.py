@@ -1,0 +1,87 @@
+"""A rank's side of a job: which rank it is, its tie to the launcher, where its output goes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from typing import TextIO
+
+from pipecomm.errors import ConfigError
+from pipecomm.outcome import LAUNCHER_PID
+
+__all__ = [
+    "EXIT_OTHER_RANK",
+    "Place",
+    "claim_stdout",
+    "die_with_launcher",
+    "place_from_environment",
+]
+
+#: Exit code of a rank that ends because another one failed or was lost.
+EXIT_OTHER_RANK = 3
+
+_PR_SET_PDEATHSIG = 1
+_NUMBERS = ("RANK", "WORLD_SIZE", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Place:
+    """This process is `rank` of `size`."""
+
+    rank: int
+    size: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.rank == self.size - 1
+
+
+def place_from_environment() -> Place | None:
+    """The place that torchrun or our launcher gave this process; None where none did.
+
+    Raises ConfigError that names every variable that is missing or wrong.
+    """
+    if not {"RANK", "WORLD_SIZE"} & os.environ.keys():
+        return None
+    wrong = [_problem(name) for name in (*_NUMBERS, "MASTER_ADDR")]
+    problems = [text for text in wrong if text]
+    if not problems:
+        place = Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+        if place.rank < place.size:
+            return place
+        problems = [f"RANK={place.rank} is not below WORLD_SIZE={place.size}"]
+    raise ConfigError(
+        f"expected the variables of torch.distributed; got {', '.join(problems)}; start all ranks "
+        "with torchrun, or unset RANK and WORLD_SIZE to have them started here"
+    )
+
+
+def die_with_launcher() -> None:
+    """Have the kernel kill this rank when its launcher dies, however that dies."""
+    launcher = os.environ.get(LAUNCHER_PID)
+    if launcher is None:
+        return
+    # The launcher passes Ctrl-C on; a rank needs no traceback to end.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # It may have died before the kernel was told.
+    if os.getppid() != int(launcher):
+        os._exit(EXIT_OTHER_RANK)
+
+
+def claim_stdout() -> TextIO:
+    """A new file on stdout; what anything else writes there goes to stderr from now on."""
+    sys.stdout.flush()
+    claimed = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return claimed
+
+
+def _problem(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        return f"no {name}"
+    return f"{name}={value!r}" if name in _NUMBERS and not value.isdecimal() else ""

@@ -1,0 +1,1 @@
+"""The torch.distributed backend, and what other frameworks need to use it."""

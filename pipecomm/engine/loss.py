@@ -1,0 +1,97 @@
+"""The loss of one step on the last stage: one weighted term per microbatch, and their sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from torch import Tensor
+
+from pipecomm.engine.containers import find_hidden, map_leaves
+from pipecomm.engine.microbatch import Microbatches
+from pipecomm.errors import ConfigError
+
+__all__ = ["LossFn", "Reduction", "StepLoss", "loss_weights"]
+
+LossFn = Callable[[Any, Any], Tensor]
+Reduction = Literal["mean", "sum"]
+
+
+def loss_weights(
+    data: Microbatches, reduction: Reduction, divisor: float | Tensor | None
+) -> list[float]:
+    """Factor of each microbatch's loss, so that their sum is the loss of the whole batch.
+
+    "mean" weighs by rows, "sum" does not; `divisor` then divides all of them.
+    """
+    weights = data.weights() if reduction == "mean" else [1.0] * len(data.rows)
+    if divisor is None:
+        return weights
+    value = float(divisor)
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"expected a finite loss_divisor above 0; got {value}")
+    return [weight / value for weight in weights]
+
+
+class StepLoss:
+    """Applies `loss_fn(output, target)`; collects the loss and, if asked, the outputs.
+
+    Without a loss_fn there is no loss and only outputs are collected.
+    """
+
+    def __init__(
+        self,
+        loss_fn: LossFn | None,
+        targets: Sequence[Any],
+        weights: Sequence[float],
+        *,
+        keep_outputs: bool,
+    ) -> None:
+        self._loss_fn = loss_fn
+        self._targets = targets
+        self._weights = weights
+        self._total: Tensor | None = None
+        self._outputs: dict[int, Any] | None = {} if keep_outputs else None
+
+    def __call__(self, microbatch: int, output: Any) -> Tensor | None:
+        """The weighted loss of this microbatch, to run backward from."""
+        if self._outputs is not None:
+            self._outputs[microbatch] = _detached(output)
+        if self._loss_fn is None:
+            return None
+        loss = self._loss_fn(output, self._targets[microbatch])
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise TypeError(f"expected a tensor with one element from loss_fn; got {got}")
+        loss = loss * self._weights[microbatch]
+        value = loss.detach().reshape(()).double()
+        self._total = value if self._total is None else self._total + value
+        return loss
+
+    def total(self) -> float | None:
+        """Sum of the weighted losses so far; None before the first."""
+        return None if self._total is None else self._total.item()
+
+    def outputs(self) -> list[Any] | None:
+        """The last stage's outputs, detached, in the order of the microbatches."""
+        if self._outputs is None:
+            return None
+        return [self._outputs[i] for i in sorted(self._outputs)]
+
+
+def _detached(value: Any) -> Any:
+    return map_leaves(_detached_leaf, value)
+
+
+def _detached_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.detach()
+    path, tensor = find_hidden(leaf) or ("", None)
+    if getattr(tensor, "requires_grad", False):
+        raise TypeError(
+            f"expected outputs whose tensors can be detached, for return_outputs; got "
+            f"{type(leaf).__name__}, which holds one at {path}. Return a tuple or dict, or "
+            f"register the class with torch.utils._pytree"
+        )
+    return leaf

@@ -1,0 +1,145 @@
+"""Finds this rank's place in a pipeline and connects it to the other stages."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from pipecomm.codecs.codec import Codec
+from pipecomm.codecs.policy import AUTO, BoundaryCodec, CodecPolicy, codec_for_speed
+from pipecomm.engine.link_speed import boundary_speeds
+from pipecomm.engine.stats import Direction
+from pipecomm.errors import ConfigError
+from pipecomm.links.link import LinkEmulation, Links, announce
+
+if TYPE_CHECKING:
+    from pipecomm.links.limits import FlowLimits
+    from pipecomm.links.rendezvous import Store
+    from pipecomm.memory.pool import MemoryPool
+
+__all__ = [
+    "announce_failure",
+    "check_num_stages",
+    "choose_codecs",
+    "connect_stages",
+    "find_place",
+]
+
+_log = logging.getLogger("pipecomm")
+
+
+def find_place(process_group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """This rank and the number of ranks; (0, 1) where torch.distributed is not initialised."""
+    rank, size = 0, 1
+    if _is_initialized():
+        rank, size = dist.get_rank(process_group), dist.get_world_size(process_group)
+    if rank < 0:
+        raise ConfigError("expected a process group with this rank in it; got one without")
+    return rank, size
+
+
+def _is_initialized() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def check_num_stages(num_stages: int | None, size: int) -> None:
+    """Raise ConfigError unless there is one rank for each of `num_stages`."""
+    if num_stages is not None and num_stages != size:
+        why = "" if _is_initialized() else " (torch.distributed is not initialised)"
+        raise ConfigError(
+            f"expected one rank for each of {num_stages} stages; got {size} in all{why}. "
+            f"Start {num_stages} ranks and call torch.distributed.init_process_group"
+        )
+
+
+def connect_stages(
+    process_group: dist.ProcessGroup | None,
+    rank: int,
+    size: int,
+    *,
+    settings: str,
+    timeout_s: float,
+    emulation: LinkEmulation | None,
+    pool: MemoryPool | None,
+    limits: FlowLimits | None = None,
+    device: torch.device,
+) -> Links:
+    """Links to the other ranks, returned when every rank has its own.
+
+    Raises as rendezvous.connect does: ConfigError unless all give the same `settings`.
+    """
+    return Links.connect(
+        _store(process_group),
+        rank,
+        size,
+        settings=settings,
+        timeout_s=timeout_s,
+        emulation=emulation,
+        pool=pool,
+        limits=limits,
+        device=device,
+    )
+
+
+def choose_codecs(
+    links: Links,
+    policies: Mapping[Direction, CodecPolicy],
+    device: torch.device,
+    emulation: LinkEmulation | None = None,
+) -> dict[Direction, BoundaryCodec]:
+    """What this rank uses for what it sends: "forward" except on the last, "backward" on the first.
+
+    All ranks call this together in a step. "auto" is decided by the speed of the boundary's slower
+    direction, measured with tensors on `device` where it is not known: all ranks decide alike, for
+    all boundaries, and log what to write to have the same again.
+    """
+    num_boundaries = links.size - 1
+    speeds = [math.inf] * num_boundaries
+    if any(AUTO in policy.names for policy in policies.values()):
+        speeds = boundary_speeds(links, device, emulation)
+    chosen: dict[Direction, BoundaryCodec] = {}
+    own: dict[Direction, int] = {"forward": links.rank, "backward": links.rank - 1}
+    for direction, boundary in own.items():
+        policy = policies[direction]
+        codecs = [_decide(policy.at(k, num_boundaries), speed) for k, speed in enumerate(speeds)]
+        if AUTO in policy.names:
+            _tell(direction, codecs, speeds)
+        if 0 <= boundary < num_boundaries:
+            where = f"stage {links.rank}, {direction}"
+            chosen[direction] = BoundaryCodec(policy, codecs[boundary], where)
+    return chosen
+
+
+def _decide(name: str, speed: float) -> Codec:
+    return codec_for_speed(speed) if name == AUTO else Codec(name)
+
+
+def _tell(direction: Direction, codecs: list[Codec], speeds: list[float]) -> None:
+    name = {"forward": "codec", "backward": "grad_codec"}[direction]
+    links = ["memory of one host" if math.isinf(x) else f"{x / 1e6:.3g} MB/s" for x in speeds]
+    _log.info(
+        '%s="auto" decided by the links (%s); the same again: %s=%s',
+        name, ", ".join(links), name, [str(codec) for codec in codecs],
+    )  # fmt: skip
+
+
+def announce_failure(
+    process_group: dist.ProcessGroup | None, rank: int, size: int, error: BaseException
+) -> None:
+    """Tell the ranks that connect, or will, that this one does not: they raise StageFailedError."""
+    if size > 1:
+        text = f"rank {rank} cannot make its pipeline: {type(error).__name__}: {error}"
+        announce(_store(process_group), rank, text)
+
+
+def _store(process_group: dist.ProcessGroup | None) -> Store:
+    """The process group's part of the default store, where its pipelines meet."""
+    name = (process_group or dist.distributed_c10d._get_default_group()).group_name
+    return dist.PrefixStore(  # type: ignore[attr-defined]
+        f"pipecomm/pipeline/{name}", dist.distributed_c10d._get_default_store()
+    )

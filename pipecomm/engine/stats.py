@@ -1,0 +1,82 @@
+"""What one step on one rank took: seconds, bytes and the events of its timeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from pipecomm.engine.timeline import TimelineEvent
+
+if TYPE_CHECKING:
+    from pipecomm.links.link import Transfer
+
+__all__ = ["Direction", "StepStats"]
+
+Direction = Literal["forward", "backward"]
+
+
+@dataclass
+class StepStats:
+    """Measurements of one rank in one step; times in seconds, sizes in bytes.
+
+    `compute_s` was spent in forward and backward passes, `wait_s` in waiting for transfers.
+    `exposed_comm_s` is the part of wait_s in which the awaited message was on its way; in the
+    rest of it the other side had not produced it yet.
+
+    With tensors of a device these are the host's times: until work is enqueued, not done.
+    """
+
+    step_s: float = 0.0
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    exposed_comm_s: float = 0.0
+    payload_nbytes_sent: int = 0
+    payload_nbytes_received: int = 0
+    wire_nbytes_sent: int = 0
+    wire_nbytes_received: int = 0
+    events: list[TimelineEvent] = field(default_factory=list)
+
+    @property
+    def bubble(self) -> float:
+        """Share of the step in which this rank did not compute."""
+        return 1 - self.compute_s / self.step_s if self.step_s > 0 else 0.0
+
+    def add_compute(
+        self, name: str, direction: Direction, microbatch: int, start_s: float, end_s: float
+    ) -> None:
+        args = {"direction": direction, "microbatch": microbatch}
+        self.events.append(TimelineEvent(name, "compute", start_s, end_s, args))
+        self.compute_s += end_s - start_s
+
+    def add_transfer(
+        self,
+        lane: str,
+        direction: Direction,
+        microbatch: int,
+        transfer: Transfer,
+        waited_s: tuple[float, float] | None,
+    ) -> None:
+        """A finished transfer; `waited_s` is from when to when the compute thread waited for it."""
+        name = f"{lane} {direction} {microbatch}"
+        args = {
+            "direction": direction,
+            "microbatch": microbatch,
+            "payload_nbytes": transfer.payload_nbytes,
+            "wire_nbytes": transfer.wire_nbytes,
+        }
+        start_s, end_s = transfer.started_s, transfer.done_s
+        self.events.append(TimelineEvent(name, lane, start_s, end_s, args))
+        if lane == "send":
+            self.payload_nbytes_sent += transfer.payload_nbytes
+            self.wire_nbytes_sent += transfer.wire_nbytes
+        else:
+            self.payload_nbytes_received += transfer.payload_nbytes
+            self.wire_nbytes_received += transfer.wire_nbytes
+        if waited_s is not None:
+            wait_start_s, wait_end_s = waited_s
+            self.events.append(
+                TimelineEvent(f"wait {name}", "wait", wait_start_s, wait_end_s, args)
+            )
+            self.wait_s += wait_end_s - wait_start_s
+            on_its_way_s = min(wait_end_s, end_s) - max(wait_start_s, start_s)
+            self.exposed_comm_s += max(0.0, on_its_way_s)

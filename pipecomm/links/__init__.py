@@ -1,0 +1,1 @@
+"""Messages of tensors between ranks, over the core's transport."""

@@ -1,0 +1,367 @@
+"""The engine's view of the transport: whole messages of tensors to and from neighbouring stages."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from pipecomm.codecs.codec import Codec
+from pipecomm.errors import ConfigError, NotBuiltError, StageFailedError
+from pipecomm.links.limits import FlowLimits
+from pipecomm.links.part import CPU_INDEX, to_part, to_tensor
+from pipecomm.links.rendezvous import Store, announce, connect
+from pipecomm.memory.pool import MemoryPool, default_pool
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["LinkCounters", "LinkEmulation", "Links", "Transfer", "announce"]
+
+Direction = Literal["forward", "backward"]
+
+_RAW = "raw"
+_CPU = torch.device("cpu")
+_MAX_PLAN_NBYTES = 1000
+# Tensors of closed links that a stream may still read, until the peer has let it go.
+_left_behind: list[tuple[Any, list[Tensor]]] = []
+
+
+@dataclass(frozen=True)
+class LinkEmulation:
+    """A slow link: megabits per second in each direction (0 = as fast as it goes), one-way ms."""
+
+    mbps: float = 0.0
+    latency_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("mbps", "latency_ms"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+                raise ConfigError(f"{name}: expected a number of at least 0; got {value!r}")
+
+
+@dataclass(frozen=True)
+class LinkCounters:
+    """Totals over all peers. Payload = bytes of the tensors, wire = bytes that crossed for them."""
+
+    messages_sent: int = 0
+    messages_received: int = 0
+    payload_nbytes_sent: int = 0
+    payload_nbytes_received: int = 0
+    wire_nbytes_sent: int = 0
+    wire_nbytes_received: int = 0
+
+
+class Transfer:
+    """A message on its way. Times are seconds of time.monotonic(), 0.0 while not yet reached."""
+
+    def __init__(
+        self,
+        core_transfer: Any,
+        timeout_s: float,
+        side: _Side,
+        *,
+        target: torch.device = _CPU,
+        leaving: list[Tensor] | None = None,
+        plan: str = "",
+    ) -> None:
+        self._core = core_transfer
+        self._timeout_s = timeout_s
+        self._side = side
+        self._target = target
+        self._leaving = leaving
+        # What the sender says that it runs; the message ends with it.
+        self._plan = plan
+
+    def wait(self) -> list[Tensor | None]:
+        """Block until done; give the received tensors (none for a send), once.
+
+        With tensors of a CUDA device, until all of it is enqueued there: the caller's current
+        stream then waits for the rest, and the host does not.
+
+        Received tensors own memory of the pool (torch's, if coded and not row-major) and are
+        leaves with the sender's requires_grad and dense strides; None stands for a gradient that
+        does not exist. On a device their memory is used again once the stream that is current in
+        this call has done what it was given before the tensor died; a stream that reads them must
+        be waited for by that one first.
+
+        Raises LinkTimeoutError, PeerLostError, StageFailedError, MessageMismatchError or
+        TransportError; ConfigError when the sender runs another plan. The GIL is released while
+        waiting.
+        """
+        self._core.wait(self._timeout_s)
+        parts = self._core.take(self._side.device, self._side.current_stream())
+        if self._leaving is not None:
+            if self.is_done:  # else the links keep the tensors until the device is
+                self._leaving.clear()
+            return []
+        if self._plan:
+            self._check_plan(to_tensor(parts.pop(), _CPU) if parts else None)
+        return [to_tensor(part, self._target) for part in parts]
+
+    def _check_plan(self, sent: Tensor | None) -> None:
+        theirs = "something else" if sent is None else _plan_of(sent)
+        if theirs != self._plan:
+            raise ConfigError(
+                f"expected every rank to run the same; got {self._plan} on this rank and "
+                f"{theirs} on rank {self._core.peer}"
+            )
+
+    @property
+    def is_done(self) -> bool:
+        """On a device, too."""
+        return bool(self._core.is_done)
+
+    @property
+    def payload_nbytes(self) -> int:
+        """Bytes of the tensors given to send."""
+        return int(self._core.payload_nbytes) - len(self._plan.encode())
+
+    @property
+    def wire_nbytes(self) -> int:
+        return int(self._core.wire_nbytes)
+
+    @property
+    def posted_s(self) -> float:
+        return float(self._core.posted_ns) / 1e9
+
+    @property
+    def started_s(self) -> float:
+        return float(self._core.started_ns) / 1e9
+
+    @property
+    def done_s(self) -> float:
+        return float(self._core.done_ns) / 1e9
+
+
+@dataclass
+class _Side:
+    """The device of a rank's tensors: the core's, none for the CPU, and torch's name for it."""
+
+    device: Any = None
+    name: torch.device = _CPU
+
+    def current_stream(self) -> int:
+        return torch.cuda.current_stream(self.name).cuda_stream if self.name.type == "cuda" else 0
+
+
+class Links:
+    """This rank's connections to the other stages. Used by one thread.
+
+    Its tensors lie on the CPU and on one CUDA device.
+    """
+
+    def __init__(self, communicator: Any, timeout_s: float) -> None:
+        self._core = communicator
+        self._timeout_s = timeout_s
+        self._step = 0
+        self._plan = ""
+        self._leaving: deque[tuple[Any, list[Tensor]]] = deque()
+        communicator.set_fail_together(True)
+        self._side = _Side(communicator.use_device(CPU_INDEX))
+
+    @classmethod
+    def connect(
+        cls,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        name: str = "pipeline",
+        settings: str = "",
+        timeout_s: float = 1800.0,
+        emulation: LinkEmulation | None = None,
+        pool: MemoryPool | None = None,
+        limits: FlowLimits | None = None,
+        device: torch.device = _CPU,
+    ) -> Links:
+        """Connect to all stages; every rank calls this. Errors as in rendezvous.connect.
+
+        `settings` must be the same on every rank, `timeout_s` bounds the connecting and each
+        later wait. `device` is as in use_device, before another rank can send to it.
+        """
+        slow = emulation or LinkEmulation()
+
+        def make(communicator: Any) -> Links:
+            links = cls(communicator, timeout_s)
+            links.use_device(device)
+            return links
+
+        made: Links = connect(
+            store,
+            rank,
+            size,
+            name=name,
+            settings=settings,
+            timeout_s=timeout_s,
+            emulated_mbps=slow.mbps,
+            emulated_latency_ms=slow.latency_ms,
+            pool=pool or default_pool(),
+            limits=limits,
+            make=make,
+        )
+        return made
+
+    @property
+    def rank(self) -> int:
+        return int(self._core.rank)
+
+    @property
+    def size(self) -> int:
+        return int(self._core.size)
+
+    def shares_memory(self, peer: int) -> bool:
+        """Whether that stage runs on this host; the same seen from either of the two."""
+        return bool(self._core.shares_memory(peer))
+
+    def use_device(self, device: torch.device) -> None:
+        """Say where tensors will lie. What other ranks send to a device that this rank has not
+        named, or used, by then, comes through the host.
+
+        Raises TensorError for a second CUDA device, NotBuiltError for devices other than CUDA's
+        and for a build without CUDA.
+        """
+        if device.type not in ("cpu", "cuda"):
+            raise NotBuiltError(
+                f"expected tensors on the CPU or a CUDA device; got {device}: this version moves "
+                f"no others; move them with .cpu() first"
+            )
+        if device.type == "cpu" or device == self._side.name:
+            return
+        index = torch.cuda.current_device() if device.index is None else device.index
+        used = self._core.use_device(index)
+        self._side.device, self._side.name = used, torch.device("cuda", index)
+
+    def begin_step(self, step: int, plan: str = "") -> None:
+        """Drop what is left of earlier steps. All ranks count steps alike, from 1.
+
+        `plan` says in words what this rank runs; messages of microbatch 0 carry it, and a rank
+        that runs another raises ConfigError. Raises StageFailedError when another rank has
+        given up this step already.
+        """
+        self._step = step
+        self._plan = plan
+        self._core.begin_epoch(step)
+        self._reap()
+        text = self._core.aborted(step)
+        if text is not None:
+            raise StageFailedError(text)
+
+    def send(
+        self,
+        peer: int,
+        tensors: Sequence[Tensor | None],
+        *,
+        direction: Direction,
+        microbatch: int,
+        codec: Codec,
+        min_nbytes: int = 0,
+    ) -> Transfer:
+        """Post one message of any number of tensors of any shape and dtype; returns at once.
+
+        None stands for a gradient that does not exist. Only float32, bfloat16 and float16
+        tensors of at least `min_nbytes` go through `codec`; others pass bit-exact. The
+        tensors' data is kept alive until it has left and must not be changed, nor its storage
+        resized, before the transfer is done.
+
+        Raises TensorError for a tensor whose elements are not at its address, of more than 16
+        dimensions, or beyond 65535 in a message.
+        """
+        self._reap()
+        plan = self._plan if microbatch == 0 else ""
+        carried = [*tensors, _plan_tensor(plan)] if plan else tensors
+        for tensor in tensors:
+            self.use_device(_CPU if tensor is None else tensor.device)
+        made = [to_part(tensor, codec, min_nbytes) for tensor in carried]
+        kept = [tensor for _, tensor in made if tensor is not None]
+        is_on_device = any(tensor.is_cuda for tensor in kept)
+        transfer = self._core.send(
+            peer,
+            [part for part, _ in made],
+            direction=direction,
+            microbatch=microbatch,
+            epoch=self._step,
+            device=self._side.device if is_on_device else None,
+            stream=self._side.current_stream(),
+        )
+        self._leaving.append((transfer, kept))
+        return Transfer(transfer, self._timeout_s, self._side, leaving=kept, plan=plan)
+
+    def receive(
+        self, peer: int, *, direction: Direction, microbatch: int, device: torch.device = _CPU
+    ) -> Transfer:
+        """Post a receive of whatever message comes for (direction, microbatch) of this step.
+
+        Its tensors will lie on `device`, wherever the sender's do.
+        """
+        self.use_device(device)
+        self._reap()
+        transfer = self._core.receive(
+            peer, direction=direction, microbatch=microbatch, epoch=self._step
+        )
+        plan = self._plan if microbatch == 0 else ""
+        return Transfer(transfer, self._timeout_s, self._side, target=device, plan=plan)
+
+    def gather(self, value: Tensor) -> list[Tensor]:
+        """Every rank's `value`, in rank order, on every rank; all have one shape and dtype.
+
+        It goes up through all ranks and back, as microbatch 0, and passes bit-exact. Between
+        begin_step() and the next one, this replaces sends and receives. Errors as in
+        Transfer.wait. The results are on the CPU.
+        """
+        values = value.cpu().unsqueeze(0)
+        if self.rank > 0:
+            values = torch.cat([self._receive_one(self.rank - 1, "forward"), values])
+        if self.rank < self.size - 1:
+            self._send_one(self.rank + 1, values, "forward")
+            values = self._receive_one(self.rank + 1, "backward")
+        if self.rank > 0:
+            self._send_one(self.rank - 1, values, "backward")
+        return list(values)
+
+    def _send_one(self, peer: int, value: Tensor, direction: Direction) -> None:
+        self.send(peer, [value], direction=direction, microbatch=0, codec=Codec(_RAW)).wait()
+
+    def _receive_one(self, peer: int, direction: Direction) -> Tensor:
+        (tensor,) = self.receive(peer, direction=direction, microbatch=0).wait()
+        assert tensor is not None
+        return tensor
+
+    def abort(self, text: str) -> None:
+        """Give up this step: the transfers of every rank raise StageFailedError with `text`."""
+        self._core.abort(self._step, text)
+
+    def close(self) -> None:
+        """End pending transfers and say goodbye. Idempotent."""
+        self._core.close()
+        _left_behind[:] = [item for item in (*_left_behind, *self._leaving) if not item[0].has_left]
+        self._leaving.clear()
+
+    def counters(self) -> LinkCounters:
+        """Totals since connecting."""
+        totals = dict.fromkeys(LinkCounters.__dataclass_fields__, 0)
+        for peer in range(self.size):
+            counters = self._core.counters(peer)
+            for field in totals:
+                totals[field] += getattr(counters, field)
+        return LinkCounters(**totals)
+
+    def _reap(self) -> None:
+        while self._leaving and self._leaving[0][0].has_left:
+            self._leaving.popleft()
+
+
+def _plan_tensor(plan: str) -> Tensor:
+    return torch.frombuffer(bytearray(plan.encode()), dtype=torch.uint8)
+
+
+def _plan_of(sent: Tensor) -> str:
+    """The plan a peer sent, or some words for what is none: it may run another version."""
+    if sent.dtype != torch.uint8 or sent.dim() != 1 or sent.numel() > _MAX_PLAN_NBYTES:
+        return "something else"
+    return bytes(sent.tolist()).decode(errors="replace")

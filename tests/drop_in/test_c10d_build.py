@@ -1,0 +1,293 @@
+"""The torch half's compiler, name, cache, lock and messages, without compiling it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pipecomm.drop_in import c10d_build, c10d_compile
+from pipecomm.drop_in.c10d_compile import CompileError
+from pipecomm.errors import NotBuiltError
+from tests import mounts
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CSRC = ROOT / "csrc"
+
+
+@pytest.fixture
+def fake_torch(tmp_path: Path) -> Path:
+    folder = tmp_path / "torch"
+    folder.mkdir()
+    (folder / "version.py").write_text("__version__ = '9.8.7+test'\n")
+    return folder
+
+
+def write_script(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("cxx", ["/bin/false", "/nonexistent/g++", "sleep"])
+def test_find_compiler_that_does_not_work_names_it_and_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, cxx: str
+) -> None:
+    monkeypatch.setenv("CXX", cxx)
+    with pytest.raises(CompileError, match=f"CXX={re.escape(cxx)} does not .*Install one"):
+        c10d_compile.find_compiler()
+
+
+def test_find_compiler_without_any_names_what_was_tried(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CompileError, match=r"none of c\+\+, g\+\+, clang\+\+ compiles"):
+        c10d_compile.find_compiler()
+
+
+def test_find_compiler_takes_the_words_of_cxx(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wrapper = write_script(tmp_path / "my wrapper", 'exec "$@"')
+    monkeypatch.setenv("CXX", f"'{wrapper}' c++")
+    assert c10d_compile.find_compiler() == [str(wrapper), "c++"]
+
+
+def test_compile_that_is_killed_speaks_of_memory_and_max_jobs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake_torch: Path
+) -> None:
+    script = write_script(tmp_path / "cxx", "kill -9 $$")
+    monkeypatch.setattr(c10d_compile, "find_compiler", lambda: [str(script)])
+    output = tmp_path / "out" / "module.so"
+    output.parent.mkdir()
+    with pytest.raises(CompileError, match=r"out of memory.*MAX_JOBS=1"):
+        c10d_compile.compile_module(CSRC, fake_torch, tmp_path, output)
+    assert list(output.parent.iterdir()) == []
+
+
+def test_compile_that_fails_shows_version_first_error_and_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake_torch: Path
+) -> None:
+    script = write_script(tmp_path / "cxx", "echo noise; echo 'x.h:3: error: nothing'; exit 1")
+    monkeypatch.setattr(c10d_compile, "find_compiler", lambda: [str(script)])
+    with pytest.raises(CompileError) as caught:
+        c10d_compile.compile_module(CSRC, fake_torch, tmp_path, tmp_path / "module.so")
+    text = str(caught.value)
+    assert "torch 9.8.7+test" in text
+    assert "x.h:3: error: nothing" in text
+    assert "noise" not in text
+    assert str(CSRC / "torch" / "_c10d.cpp") in text
+
+
+# The module's name: torch, sources, Python
+
+
+def copy_sources(folder: Path) -> Path:
+    copied = folder / "csrc"
+    for path in CSRC.rglob("*.h"):
+        target = copied / path.relative_to(CSRC)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())
+    (copied / "torch" / "_c10d.cpp").write_bytes((CSRC / "torch" / "_c10d.cpp").read_bytes())
+    return copied
+
+
+def test_module_name_does_not_depend_on_where_the_sources_are(
+    tmp_path: Path, fake_torch: Path
+) -> None:
+    name = c10d_compile.module_name(CSRC, fake_torch)
+    assert name == c10d_compile.module_name(copy_sources(tmp_path), fake_torch)
+    assert re.fullmatch(r"_c10d-9\.8\.7\+test-[0-9a-f]{12}\.cpython-3.*\.so", name)
+
+
+@pytest.mark.parametrize("changed", ["torch/_c10d.cpp", "transport/communicator.h", "base/error.h"])
+def test_module_name_changes_with_every_file_that_is_compiled_in(
+    tmp_path: Path, fake_torch: Path, changed: str
+) -> None:
+    copied = copy_sources(tmp_path)
+    before = c10d_compile.module_name(copied, fake_torch)
+    with (copied / changed).open("a") as file:
+        file.write("// changed\n")
+    assert c10d_compile.module_name(copied, fake_torch) != before
+
+
+def test_module_name_ignores_files_that_are_not_compiled_in(
+    tmp_path: Path, fake_torch: Path
+) -> None:
+    copied = copy_sources(tmp_path)
+    before = c10d_compile.module_name(copied, fake_torch)
+    (copied / "codec" / "unrelated.h").write_text("// new\n")
+    assert c10d_compile.module_name(copied, fake_torch) == before
+
+
+def test_torch_version_is_that_of_the_running_torch() -> None:
+    import torch
+
+    assert c10d_compile.torch_version(Path(torch.__file__).parent) == torch.__version__
+
+
+# First use: caches, locks, messages
+
+
+def test_load_without_a_compiler_names_both_torches_and_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake_torch: Path
+) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "_c10d-1.2.3-0123456789ab.so").touch()
+    torch = ModuleType("torch")
+    torch.__file__ = str(fake_torch / "__init__.py")
+    monkeypatch.setattr(c10d_build, "_PACKAGE", package)
+    monkeypatch.setattr(c10d_build, "_csrc", lambda: CSRC)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "/bin/false")
+    monkeypatch.delitem(sys.modules, "pipecomm._c10d", raising=False)
+    with pytest.raises(NotBuiltError, match=r"CXX=/bin/false.*9\.8\.7\+test.*for 1\.2\.3\."):
+        c10d_build.load(torch)
+
+
+def test_load_of_a_broken_file_names_file_torch_and_the_way_out(
+    tmp_path: Path, fake_torch: Path
+) -> None:
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"not a library")
+    with pytest.raises(NotBuiltError, match=r"broken\.so.*9\.8\.7\+test.*Remove the file"):
+        c10d_build._load_file(broken, fake_torch)
+
+
+def test_cache_folder_is_private_and_below_xdg_cache_home(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = c10d_build._cache_folder()
+    assert folder == tmp_path / "cache" / "pipecomm"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("fault", ["writable by others", "a link", "a file"])
+def test_cache_folder_that_cannot_be_trusted_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str
+) -> None:
+    bad = tmp_path / "cache" / "pipecomm"
+    bad.parent.mkdir()
+    if fault == "writable by others":
+        bad.mkdir()
+        bad.chmod(0o777)
+    elif fault == "a link":
+        (tmp_path / "elsewhere").mkdir()
+        bad.symlink_to(tmp_path / "elsewhere")
+    else:
+        bad.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(bad.parent))
+    monkeypatch.setattr(c10d_build.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert c10d_build._cache_folder() == tmp_path / f"pipecomm-{os.geteuid()}"
+
+
+CACHE = "from pipecomm import c10d_build; print(c10d_build._cache_folder())"
+
+
+def find_cache(noexec: list[Path], home: Path, temporary: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "XDG_CACHE_HOME": str(home), "TMPDIR": str(temporary)}
+    command = [*mounts.on_noexec(*noexec), sys.executable, "-c", CACHE]
+    return subprocess.run(command, env=env, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(bool(mounts.why_impossible()), reason=mounts.why_impossible())
+def test_cache_folder_on_a_noexec_mount_is_passed_over(tmp_path: Path) -> None:
+    home, temporary = tmp_path / "home", tmp_path / "tmp"
+    home.mkdir()
+    temporary.mkdir()
+    done = find_cache([home], home, temporary)
+    assert done.stdout.strip() == str(temporary / f"pipecomm-{os.geteuid()}"), done.stderr
+
+
+@pytest.mark.skipif(bool(mounts.why_impossible()), reason=mounts.why_impossible())
+def test_cache_folders_that_are_all_on_noexec_mounts_are_named_with_the_way_out(
+    tmp_path: Path,
+) -> None:
+    home, temporary = tmp_path / "home", tmp_path / "tmp"
+    home.mkdir()
+    temporary.mkdir()
+    error = find_cache([home, temporary], home, temporary).stderr
+    assert f"got {home}/pipecomm, {temporary}/pipecomm-{os.geteuid()} and {temporary}" in error
+    assert "noexec" in error
+    assert "Set XDG_CACHE_HOME to a folder on another mount" in error
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_cache_folder_of_a_user_without_a_home_is_its_own(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    for parent in tmp_path.parents[:3]:
+        parent.chmod(parent.stat().st_mode | 0o011)
+    (tmp_path / "pipecomm-65534").mkdir(mode=0o755)  # root's, in the other user's place
+    code = (
+        "import os; from pipecomm import c10d_build; os.setgid(65534); os.setuid(65534)\n"
+        "folder = c10d_build._cache_folder(); print(folder, folder.stat().st_uid)"
+    )
+    env = {**os.environ, "HOME": "/nonexistent", "TMPDIR": str(tmp_path)}
+    env.pop("XDG_CACHE_HOME", None)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    folder, uid = done.stdout.split()
+    assert Path(folder).parent == tmp_path
+    assert folder != str(tmp_path / "pipecomm-65534")
+    assert uid == "65534"
+    assert not Path(folder).exists()
+
+
+def test_lock_of_a_killed_build_is_free_and_its_leftovers_are_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake_torch: Path
+) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from pipecomm import c10d_build\n"
+        "folder = Path(sys.argv[1])\n"
+        "with c10d_build._locked(folder):\n"
+        "    (folder / '_building-killed').mkdir(); print('held', flush=True); time.sleep(600)"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    with holder:
+        assert holder.stdout.readline() == "held\n"
+        assert not can_lock(tmp_path)
+        holder.send_signal(signal.SIGKILL)
+    built: list[Path] = []
+    monkeypatch.setattr(c10d_build, "compile_module", lambda *args: built.append(args[-1]))
+    with c10d_build._locked(tmp_path):
+        c10d_build._build(CSRC, fake_torch, tmp_path / "module.so")
+    assert built == [tmp_path / "module.so"]
+    assert not (tmp_path / "_building-killed").exists()
+
+
+def can_lock(folder: Path) -> bool:
+    with open(folder / "lock", "w") as file, contextlib.suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def test_sources_changed_since_the_install_are_refused_and_not_built(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake_torch: Path
+) -> None:
+    name = c10d_compile.module_name(CSRC, fake_torch)
+    old = re.sub(r"-[0-9a-f]{12}\.", "-0123456789ab.", name)
+    (tmp_path / old).touch()
+    monkeypatch.setattr(c10d_build, "_PACKAGE", tmp_path)
+    monkeypatch.setattr(c10d_build, "_csrc", lambda: CSRC)
+    monkeypatch.setattr(c10d_build, "compile_module", lambda *_: pytest.fail("built"))
+    with pytest.raises(NotBuiltError, match=f"found {re.escape(old)}: the sources changed"):
+        c10d_build._find_or_build(fake_torch)

@@ -1,0 +1,89 @@
+"""The loss of a batch from the losses of its microbatches."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, UserDict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipecomm.engine.loss import StepLoss, loss_weights
+from pipecomm.engine.microbatch import split_step
+from pipecomm.errors import ConfigError
+
+
+def add(output: Tensor, target: Any) -> Tensor:
+    return output.sum() + (0 if target is None else target.sum())
+
+
+def test_mean_weighs_by_rows_and_sum_does_not() -> None:
+    data = split_step(torch.zeros(8), None, None, 3)
+    assert loss_weights(data, "mean", None) == [3 / 8, 3 / 8, 2 / 8]
+    assert loss_weights(data, "sum", None) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("divisor", [16, 16.0, torch.tensor(16)])
+def test_divisor_divides_every_weight(divisor: Any) -> None:
+    data = split_step(torch.zeros(4), None, None, 2)
+    assert loss_weights(data, "mean", divisor) == [1 / 32, 1 / 32]
+    assert loss_weights(data, "sum", divisor) == [1 / 16, 1 / 16]
+
+
+@pytest.mark.parametrize("divisor", [0, -2.0, float("nan"), float("inf"), torch.tensor(0)])
+def test_divisor_that_cannot_divide_is_refused(divisor: Any) -> None:
+    data = split_step(torch.zeros(4), None, None, 2)
+    with pytest.raises(ConfigError, match="loss_divisor"):
+        loss_weights(data, "sum", divisor)
+
+
+def test_total_is_the_weighted_sum_in_any_order() -> None:
+    loss = StepLoss(add, [torch.ones(1), torch.zeros(1)], [0.75, 0.25], keep_outputs=False)
+    assert loss.total() is None
+    assert loss(1, torch.tensor([4.0])).item() == 1.0
+    assert loss(0, torch.tensor([1.0])).item() == 1.5
+    assert loss.total() == 2.5
+    assert loss.outputs() is None
+
+
+def test_loss_of_one_element_counts_as_scalar() -> None:
+    loss = StepLoss(lambda output, target: output, [None], [1.0], keep_outputs=False)
+    loss(0, torch.full((1, 1), 3.0))
+    assert loss.total() == 3.0
+
+
+def test_outputs_are_detached_and_in_order_of_microbatches() -> None:
+    loss = StepLoss(None, [None, None], [0.5, 0.5], keep_outputs=True)
+    outputs = [{"y": torch.ones(1, requires_grad=True) * i, "n": (i, [])} for i in range(2)]
+    assert loss(1, outputs[1]) is None
+    assert loss(0, outputs[0]) is None
+    assert loss.total() is None
+    kept = loss.outputs()
+    assert [part["y"].item() for part in kept] == [0, 1]
+    assert [part["n"] for part in kept] == [(0, []), (1, [])]
+    assert not any(part["y"].requires_grad for part in kept)
+
+
+def test_outputs_in_any_container_are_detached() -> None:
+    loss = StepLoss(None, [None], [1.0], keep_outputs=True)
+    loss(0, UserDict(a=OrderedDict(b=torch.ones(1, requires_grad=True) * 2)))
+    (kept,) = loss.outputs()
+    assert type(kept) is UserDict
+    assert type(kept["a"]) is OrderedDict
+    assert kept["a"]["b"].grad_fn is None
+
+
+def test_outputs_that_cannot_be_detached_are_refused_by_type_and_path() -> None:
+    loss = StepLoss(None, [None], [1.0], keep_outputs=True)
+    loss(0, SimpleNamespace(logits=torch.ones(1)))
+    with pytest.raises(TypeError, match=r"SimpleNamespace, which holds one at \.logits"):
+        loss(0, SimpleNamespace(logits=torch.ones(1, requires_grad=True)))
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), 1.5, None, "text"])
+def test_loss_that_is_no_number_in_a_tensor_is_refused(value: Any) -> None:
+    loss = StepLoss(lambda output, target: value, [None], [1.0], keep_outputs=False)
+    with pytest.raises(TypeError, match="one element from loss_fn"):
+        loss(0, torch.ones(1))
