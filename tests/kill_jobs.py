@@ -1,7 +1,8 @@
 """What ranks do while one of them is killed (tests/kills.py); each job ends with the loss it saw.
 
-A job is fn(rank, size, store_path, connected, seed): `connected` is a semaphore that each rank
-releases once it is connected, and `seed` decides all that is random.
+A job is fn(rank, size, store_path, connected, seed, start_s): `connected` is a semaphore that each
+rank releases once it is connected, `seed` decides all that is random, and `start_s` is the time to
+connect in: a rank that dies before is missed by nobody until then.
 """
 
 from __future__ import annotations
@@ -25,8 +26,6 @@ from pipecomm.links.rendezvous import connect
 from pipecomm.memory.pool import default_pool
 from tests.drop_in.backend_ranks import init
 
-# A rank that dies before all have connected is missed by nobody until the others' time is over.
-START_TIMEOUT_S = 4.0
 LIMIT_S = 60.0
 # Receives are posted this much later than the sends of the same round.
 MAX_BUSY_S = 3.0
@@ -50,12 +49,13 @@ def exchange_batches(
     store_path: str,
     connected: Any,
     seed: str,
+    start_s: float,
     ends_s: float = float("inf"),
 ) -> Loss | None:
     """Batches of random size between all, until rank 0 says after `ends_s` that it is the last."""
     is_connected = False
     try:
-        _connect_backend(rank, size, store_path)
+        _connect_backend(rank, size, store_path, start_s)
         is_connected = True
         connected.release()
         rng, end = random.Random(seed), time.monotonic() + ends_s
@@ -68,8 +68,8 @@ def exchange_batches(
     return None
 
 
-def _connect_backend(rank: int, size: int, store_path: str) -> None:
-    init(rank, size, store_path, timeout=timedelta(seconds=START_TIMEOUT_S))
+def _connect_backend(rank: int, size: int, store_path: str, start_s: float) -> None:
+    init(rank, size, store_path, timeout=timedelta(seconds=start_s))
     dist.group.WORLD.set_timeout(timedelta(seconds=LIMIT_S))
 
 
@@ -88,13 +88,13 @@ def _exchange(rank: int, size: int, numel: int, is_over: bool) -> bool:
     return is_over if rank == 0 else int(got[0][0]) >= size
 
 
-def train(rank: int, size: int, store_path: str, connected: Any, seed: str) -> Loss:
+def train(rank: int, size: int, store_path: str, connected: Any, seed: str, start_s: float) -> Loss:
     is_connected = False
     try:
-        init(rank, size, store_path, timeout=timedelta(seconds=START_TIMEOUT_S))
+        init(rank, size, store_path, timeout=timedelta(seconds=start_s))
         stage = nn.Sequential(nn.Linear(64, 64), nn.Tanh())
         with Pipeline(
-            stage, num_microbatches=8, loss_fn=nn.functional.mse_loss, timeout_s=START_TIMEOUT_S
+            stage, num_microbatches=8, loss_fn=nn.functional.mse_loss, timeout_s=start_s
         ) as pipeline:
             is_connected = True
             connected.release()
@@ -111,7 +111,9 @@ Send = Callable[[Tensor, int], Callable[[], Any]]
 Receive = Callable[[Tensor, int], Tensor]
 
 
-def backend_late(rank: int, size: int, store_path: str, connected: Any, seed: str) -> Loss:
+def backend_late(
+    rank: int, size: int, store_path: str, connected: Any, seed: str, start_s: float
+) -> Loss:
     """Sends at once, computes, and receives then, through the backend."""
 
     def send(tensor: Tensor, peer: int) -> Callable[[], Any]:
@@ -125,19 +127,21 @@ def backend_late(rank: int, size: int, store_path: str, connected: Any, seed: st
         return got
 
     def start() -> tuple[Send, Receive]:
-        _connect_backend(rank, size, store_path)
+        _connect_backend(rank, size, store_path, start_s)
         return send, receive
 
     return _receive_late(rank, size, connected, seed, start)
 
 
-def engine_late(rank: int, size: int, store_path: str, connected: Any, seed: str) -> Loss:
+def engine_late(
+    rank: int, size: int, store_path: str, connected: Any, seed: str, start_s: float
+) -> Loss:
     """The same through the engine's links, where the loss of any rank ends all."""
 
     def start() -> tuple[Send, Receive]:
         store = dist.FileStore(store_path, size)
         communicator = connect(
-            store, rank, size, name="late", timeout_s=START_TIMEOUT_S, pool=default_pool()
+            store, rank, size, name="late", timeout_s=start_s, pool=default_pool()
         )
         links = Links(communicator, LIMIT_S)
         links.begin_step(1)

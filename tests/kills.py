@@ -19,15 +19,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.kill_jobs import JOBS, LIMIT_S, START_TIMEOUT_S, Loss, exchange_batches
+from tests.kill_jobs import JOBS, LIMIT_S, Loss, exchange_batches
 from tests.ranks import run_ranks
 
 SIZE = 4
 # A moment is within this of the job's start, or of when all have connected.
 LAST_MOMENT_S = 0.7
+# Ranks have at least this time to connect.
+START_S = 10.0
 STOPPED_S = 3.0
 # Far more than the two seconds promised: a loaded machine is not a fault.
 NOTICED_S = 10.0
@@ -49,9 +52,9 @@ class Kill:
     problems: tuple[str, ...]
 
 
-def kill_one(rng: random.Random) -> Kill:
+def kill_one(rng: random.Random, start_s: float = START_S) -> Kill:
     job, victim, way = rng.choice(list(JOBS)), rng.randrange(SIZE), rng.choice(list(WAYS))
-    wait_for_moment, connected = _random_moment(rng)
+    wait_for_moment, connected = _random_moment(rng, start_s)
     killed_at_s = 0.0
 
     def strike(pids: list[int]) -> None:
@@ -60,9 +63,14 @@ def kill_one(rng: random.Random) -> Kill:
         killed_at_s = time.monotonic()
         _signal(pids[victim], signal.SIGKILL)
 
-    args = (connected, str(rng.random()))
+    args = (connected, str(rng.random()), start_s)
     outcomes = run_ranks(
-        SIZE, JOBS[job], *args, timeout_s=LIMIT_S, env={**os.environ, **WAYS[way]}, meanwhile=strike
+        SIZE,
+        JOBS[job],
+        *args,
+        timeout_s=LIMIT_S + 2 * start_s,
+        env={**os.environ, **WAYS[way]},
+        meanwhile=strike,
     )
     losses = [value for _, value in outcomes if isinstance(value, Loss)]
     return Kill(
@@ -87,18 +95,19 @@ def _problems(outcomes: list[tuple[str, Any]], victim: int, killed_at_s: float) 
             continue
         if not re.search(rf"\b(rank|ranks) ([\d, ]*\b)?{victim}\b", value.error):
             yield f"does not name rank {victim}: {value.error}"
-        if (seconds := _seconds(value, killed_at_s)) > NOTICED_S:
+        seconds = _seconds(value, killed_at_s)
+        if value.was_connected and seconds > NOTICED_S:
             yield f"rank {rank} waited {seconds:.1f} s: {value.error}"
 
 
-def _random_moment(rng: random.Random) -> tuple[Callable[[], None], Any]:
+def _random_moment(rng: random.Random, start_s: float) -> tuple[Callable[[], None], Any]:
     """How to wait for it, and the semaphore by which the ranks tell that they are connected."""
     connected: Any = multiprocessing.get_context("forkserver").Semaphore(0)
     is_running, seconds = rng.random() < 0.75, rng.uniform(0, LAST_MOMENT_S)
 
     def wait() -> None:
         for _ in range(SIZE if is_running else 0):
-            connected.acquire(timeout=START_TIMEOUT_S)
+            connected.acquire(timeout=start_s)
         time.sleep(seconds)
 
     return wait, connected
@@ -113,10 +122,10 @@ def _was_killed(outcome: tuple[str, object]) -> bool:
     return outcome == ("died", -signal.SIGKILL)
 
 
-def stop_one(rng: random.Random) -> list[str]:
+def stop_one(rng: random.Random, start_s: float = START_S) -> list[str]:
     """Stop a rank for some seconds while all exchange; what went wrong."""
     victim = rng.randrange(SIZE)
-    wait_for_moment, connected = _random_moment(rng)
+    wait_for_moment, connected = _random_moment(rng, start_s)
 
     def strike(pids: list[int]) -> None:
         wait_for_moment()
@@ -125,13 +134,24 @@ def stop_one(rng: random.Random) -> list[str]:
         _signal(pids[victim], signal.SIGCONT)
 
     ends_s = LAST_MOMENT_S + STOPPED_S + 1
-    args = (connected, str(rng.random()), ends_s)
+    args = (connected, str(rng.random()), start_s, ends_s)
     outcomes = run_ranks(SIZE, exchange_batches, *args, timeout_s=LIMIT_S, meanwhile=strike)
     return [
         f"rank {rank} when rank {victim} was stopped: {kind}: {_brief(value)}"
         for rank, (kind, value) in enumerate(outcomes)
         if (kind, value) != ("ok", None)
     ]
+
+
+def start_all(seed: int) -> float:
+    """The seconds in which ranks that nobody kills start, connect, exchange a batch and end."""
+    connected: Any = multiprocessing.get_context("forkserver").Semaphore(0)
+    start = time.monotonic()
+    args = (connected, str(seed), LIMIT_S, 0.0)
+    outcomes = run_ranks(SIZE, exchange_batches, *args, timeout_s=LIMIT_S)
+    if outcomes != [("ok", None)] * SIZE:
+        raise AssertionError(f"expected ranks that start and end; got {outcomes}")
+    return time.monotonic() - start
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
@@ -182,9 +202,14 @@ def main() -> int:
     num_stops = 0 if is_one else options.stops
     before = names_now()
     with ThreadPoolExecutor(options.at_once) as threads:
-        kills = list(threads.map(kill_one, _generators(numbers, options.seed)))
+        start_all(0)  # the server that ranks are forked from starts with the first
+        start_s = max(START_S, 3 * max(threads.map(start_all, range(options.at_once))))
+        print(f"ranks have {start_s:.0f} s to connect")
+        kill = partial(kill_one, start_s=start_s)
+        kills = list(threads.map(kill, _generators(numbers, options.seed)))
         _tell(kills)
-        stops = list(threads.map(stop_one, _generators(range(num_stops), options.seed)))
+        stop = partial(stop_one, start_s=start_s)
+        stops = list(threads.map(stop, _generators(range(num_stops), options.seed)))
     problems = [
         f"kill {number}, {kill.job} by {kill.way}: {text}"
         for number, kill in zip(numbers, kills, strict=True)

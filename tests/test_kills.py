@@ -29,7 +29,7 @@ def test_stopped_rank_is_not_taken_for_lost(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _bad_ends(
-    rank: int, size: int, store_path: str, connected: Any, seed: str
+    rank: int, size: int, store_path: str, connected: Any, seed: str, start_s: float
 ) -> kills.Loss | None:
     """What `kill_one` must not take for good: a silent end, a hang, an error about another."""
     connected.release()
@@ -49,7 +49,7 @@ def test_survivor_that_hangs_or_names_somebody_else_is_a_problem(
     monkeypatch.setattr(kills, "LIMIT_S", 3.0)
     rng = random.Random(0)
     monkeypatch.setattr(rng, "randrange", lambda _: 3)
-    problems = kills.kill_one(rng).problems
+    problems = kills.kill_one(rng, start_s=1.0).problems
     assert [text.split(":")[0] for text in problems] == [
         "rank 0",
         "rank 1",

@@ -71,6 +71,11 @@ class Bridge::Impl {
     receiver_.join();
   }
 
+  bool has_hung_up() const {
+    pollfd item{stream_.get(), POLLRDHUP, 0};
+    return ::poll(&item, 1, 0) > 0;
+  }
+
   void forget_after_fork() noexcept {
     ::close(own_end_.get());
     ::close(stream_.get());
@@ -359,6 +364,7 @@ Bridge::~Bridge() {
 const std::string& Bridge::endpoint() const { return impl_->endpoint(); }
 Lifeline Bridge::take_lifeline() { return impl_->take_lifeline(); }
 void Bridge::finish(Deadline deadline) { impl_->finish(deadline); }
+bool Bridge::has_hung_up() const { return impl_->has_hung_up(); }
 void Bridge::forget_after_fork() noexcept { impl_->forget_after_fork(); }
 
 void Bridges::add(std::size_t peer, Fd stream, const std::string& endpoint, const FlowLimits& limits) {
@@ -372,6 +378,11 @@ void Bridges::fill(std::vector<std::optional<Lifeline>>& lifelines) {
 std::string Bridges::endpoint(int peer) const {
   const auto item = bridges_.find(static_cast<std::size_t>(peer));
   return item == bridges_.end() ? "" : item->second->endpoint();
+}
+
+bool Bridges::has_hung_up(int peer) const {
+  const auto item = bridges_.find(static_cast<std::size_t>(peer));
+  return item != bridges_.end() && item->second->has_hung_up();
 }
 
 void Bridges::finish() {

@@ -35,6 +35,8 @@ class Bridge {
   // No more is coming from the local transport: returns when the twin has all that there was, or at the deadline.
   void finish(Deadline deadline);
   // Async-signal-safe.
+  // The twin has closed its end, whether or not what it said before has been passed on.
+  bool has_hung_up() const;
   void forget_after_fork() noexcept;
 
  private:
@@ -50,6 +52,8 @@ class Bridges {
   void fill(std::vector<std::optional<Lifeline>>& lifelines);
   // Where the peer is reached; empty for one on this host.
   std::string endpoint(int peer) const;
+  // As Bridge::has_hung_up(); false for a peer on this host.
+  bool has_hung_up(int peer) const;
   // Each as Bridge::finish, all within kFinishTimeout.
   void finish();
   void forget_after_fork() noexcept;

@@ -39,7 +39,7 @@ class CommunicatorImpl final : public Communicator,
         losses_(this, inbox_, links_, where(), [this] { poll_sockets(); }) {
     const Link::Events events{[this](std::uint32_t epoch, const std::string& text) { note_abort(epoch, text); },
                               [this](Link& link) { losses_.end(link); },
-                              [this](int peer) { return also_gone(peer, links_); }};
+                              [this](int peer) { return also_gone(peer, links_, bridges_); }};
     for (std::size_t peer = 0; peer < lifelines.size(); ++peer) {
       links_.push_back(nullptr);
       if (!lifelines[peer]) continue;

@@ -36,10 +36,11 @@ bool waits_for(const TransferState& receive, int gone_peer, const Links& links) 
   return true;
 }
 
-std::string also_gone(int peer, const Links& links) {
+std::string also_gone(int peer, const Links& links, const Bridges& bridges) {
   std::string text;
   for (const auto& link : links) {
-    if (!link || link->peer() == peer || !(link->gone() || link->lifeline().has_hung_up())) continue;
+    if (!link || link->peer() == peer) continue;
+    if (!link->gone() && !link->lifeline().has_hung_up() && !bridges.has_hung_up(link->peer())) continue;
     text += (text.empty() ? "; also gone: rank " : ", ") + std::to_string(link->peer());
   }
   return text;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "transport/bridge.h"
 #include "transport/link.h"
 
 namespace pipecomm {
@@ -28,7 +29,8 @@ void fail_transfers(Inbox& inbox, const Links& links, const Predicate& predicate
 // A receive that nobody can answer any more, now that this peer is gone. One from anybody waits for whoever is left.
 bool waits_for(const TransferState& receive, int gone_peer, const Links& links);
 // "; also gone: rank 2, 3", or nothing. Who ends because of a loss is soon lost too, to others that wait for it.
-std::string also_gone(int peer, const Links& links);
+// A bridge may have to pass on more before the end of its link is seen: what it knows counts already.
+std::string also_gone(int peer, const Links& links, const Bridges& bridges);
 // Throws the error of a peer that is gone.
 void throw_if_gone(const Links& links);
 // Receives of a communicator whose bytes the link's peer had told of and has not written.
