@@ -247,8 +247,8 @@ def test_group_opens_few_descriptors_for_each_peer(path: str, per_peer: int, por
 
 
 def _descriptors_of_a_group(rank: int, size: int, _: str, port: int) -> int:
-    _init(rank, size, _store(port))
-    dist.barrier()
+    store = _store(port)
+    _init(rank, size, store)
     before = len(os.listdir("/proc/self/fd"))
     group = dist.new_group(backend="pipecomm")
     for peer in range(size):
@@ -256,4 +256,5 @@ def _descriptors_of_a_group(rank: int, size: int, _: str, port: int) -> int:
             work = dist.isend(torch.ones(1), peer, group)
             dist.recv(torch.zeros(1), peer, group)
             work.wait()
+    _meet(store, rank, size, "all has arrived")
     return len(os.listdir("/proc/self/fd")) - before
