@@ -38,7 +38,7 @@ class NotBuiltError(PipecommError, NotImplementedError):
 
 
 class PoolExhaustedError(PipecommError, MemoryError):
-    """The memory pool's limit, or the machine's memory, does not allow the request."""
+    """The memory pool's limit, the machine's memory or a limit of the process does not allow it."""
 
 
 class MessageMismatchError(PipecommError):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -135,3 +138,39 @@ def test_job_that_starts_again_on_its_store_works_whichever_rank_is_late(
     assert [text for _, text in second] == [done] * size
     expected = [2] * size if kind == "pipeline" else [(rank - 1) % size for rank in range(size)]
     assert [number for number, _ in second] == expected
+
+
+_SCRIPT = """
+import os, sys, time
+import torch, torch.distributed as dist
+import pipecomm
+
+attempt, late = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(sys.argv[1])
+dist.init_process_group("pipecomm")
+rank = dist.get_rank()
+if attempt == 1 and rank == late:
+    time.sleep(1)
+stage = torch.nn.Linear(4, 4)
+with pipecomm.Pipeline(stage, loss_fn=torch.nn.functional.mse_loss, timeout_s=60) as pipeline:
+    pipeline.train_step(torch.ones(2, 4), torch.ones(2, 4))
+    dist.barrier()
+    if attempt == 0:
+        sys.exit(1 if rank == 1 else 0)
+print(f"attempt {attempt} trained on rank {rank}")
+"""
+
+
+def test_pipeline_trains_after_a_restart_by_torchrun(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_SCRIPT)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"]
+    done = subprocess.run(
+        [sys.executable, *launcher, "--nproc-per-node", "2", str(script), "0"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "attempt 1 trained on rank 0" in done.stdout
+    assert "attempt 1 trained on rank 1" in done.stdout

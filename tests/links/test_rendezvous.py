@@ -22,6 +22,7 @@ from tests.ranks import spawn_ranks
 _SOON_S = 10.0
 _TIMEOUT = timedelta(seconds=60)
 _PATHS = {"one host": "auto", "TCP": "tcp"}
+_ENOUGH = 30
 
 Outcome = tuple[str, float]
 
@@ -85,7 +86,7 @@ def _descriptors_run_out(
 ) -> list[tuple[Outcome, Outcome]]:
     """A group with a few descriptors left in one rank, from none on, and its first messages."""
     store, found = _store(port), []
-    for count in range(9):
+    for count in (*range(9), _ENOUGH):
         part = dist.PrefixStore(str(count), store)
         _meet(part, rank, size, "begin")
         if rank == victim:
@@ -110,19 +111,18 @@ def test_rank_short_of_descriptors_is_named_to_all(
     for of_count in zip(*by_rank, strict=True):
         for texts in zip(*of_count, strict=True):  # of the init, of the messages
             assert all(seconds < _SOON_S for _, seconds in texts), texts
-        _check_named([used[0] for _, used in of_count], victim, "RLIMIT_NOFILE is ")
+        made, used = ([text for text, _ in texts] for texts in zip(*of_count, strict=True))
+        for rank in range(size):
+            if set(made) != {"done"}:
+                assert "RLIMIT_NOFILE is " in made[rank], made
+                assert rank == victim or made[rank].startswith(
+                    f"StageFailedError: rank {victim} cannot"
+                ), made
+            elif used[rank] != "done":
+                assert "RLIMIT_NOFILE is " in used[rank], used
+                assert rank == victim or f"rank {victim} is lost" in used[rank], used
     assert all(made[0] != "done" for made, _ in (of_rank[0] for of_rank in by_rank))
-    assert all(used[0] == "done" for _, used in (of_rank[8] for of_rank in by_rank))
-
-
-def _check_named(texts: list[str], victim: int, cause: str) -> None:
-    """All is well, or every rank says that it is this one, and why."""
-    for rank, text in enumerate(texts):
-        if all(other == "done" for other in texts):
-            return
-        assert cause in text, texts
-        if rank != victim:
-            assert f"rank {victim} cannot" in text or f"rank {victim} is lost" in text
+    assert all(used[0] == "done" for _, used in (of_rank[-1] for of_rank in by_rank))
 
 
 def _files_may_not_grow(rank: int, size: int, _: str, port: int, victim: int, kind: str) -> Outcome:
@@ -239,13 +239,16 @@ def test_rank_with_arguments_that_cannot_be_used_is_named_to_all(kind: str, port
     assert seconds < 3 * _SOON_S
 
 
-def test_group_opens_one_descriptor_for_each_peer(port: int) -> None:
-    assert spawn_ranks(3, _descriptors_of_a_group, port, timeout_s=90) == [2, 2, 2]
+@pytest.mark.parametrize(("path", "per_peer"), [("one host", 1), ("TCP", 5)])
+def test_group_opens_few_descriptors_for_each_peer(path: str, per_peer: int, port: int) -> None:
+    env = {"PIPECOMM_TRANSPORT": _PATHS[path]}
+    counts = spawn_ranks(3, _descriptors_of_a_group, port, timeout_s=90, env=env)
+    assert counts == [2 * per_peer] * 3
 
 
 def _descriptors_of_a_group(rank: int, size: int, _: str, port: int) -> int:
-    _init(rank, size, _store(port))
-    dist.barrier()
+    store = _store(port)
+    _init(rank, size, store)
     before = len(os.listdir("/proc/self/fd"))
     group = dist.new_group(backend="pipecomm")
     for peer in range(size):
@@ -253,4 +256,5 @@ def _descriptors_of_a_group(rank: int, size: int, _: str, port: int) -> int:
             work = dist.isend(torch.ones(1), peer, group)
             dist.recv(torch.zeros(1), peer, group)
             work.wait()
+    _meet(store, rank, size, "all has arrived")
     return len(os.listdir("/proc/self/fd")) - before
