@@ -5,6 +5,7 @@ And how slow the machine is, measured before the first."""
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import patience
 
@@ -24,6 +25,9 @@ LONG = (
 
 def pytest_configure() -> None:
     patience.measure_once()
+    # An example that takes long to make says something of the machine, not of the code.
+    settings.register_profile("patient", suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("patient")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

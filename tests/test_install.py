@@ -29,8 +29,8 @@ BUILD_TOOLS = ("pip", "setuptools", "_distutils_hack", "packaging", "cmake", "ni
 FAST = "-ffast-math -funsafe-math-optimizations -ffinite-math-only -fno-signed-zeros"
 BUILD_ENV = {
     "PIPECOMM_CUDA": "off",
-    "CMAKE_BUILD_TYPE": "Debug",
-    "CXXFLAGS": f"-g0 -O1 {FAST} -ffp-contract=fast",
+    "CMAKE_BUILD_TYPE": "None",  # with no flags of its own
+    "CXXFLAGS": f"-O1 {FAST} -ffp-contract=fast",
     "LDFLAGS": f"-Ofast {FAST}",
 }
 if platform.machine() == "x86_64":
@@ -211,22 +211,15 @@ def test_torch_half_is_built_once_at_the_first_use_by_several_processes(
 def test_flags_for_fast_mathematics_change_no_byte_of_a_codec_and_leave_subnormals_alive(
     place: Place, installed: Path
 ) -> None:
-    files = [ROOT / "tests" / f"test_codec{name}.py" for name in ("", "_spikes")]
     # Appended: the installed package comes before the one of the checkout.
-    options = [
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--import-mode=append",
-        "-c",
-        ROOT / "pyproject.toml",
-    ]
+    options = ["-q", "-p", "no:cacheprovider", "--import-mode=append", "--rootdir", ROOT]
+    options += ["-k", "golden or of_the_reference or non_finite", ROOT / "tests" / "test_codec.py"]
     alive = (
         "import sys, pytest, pipecomm._core; assert float('1e-310') * 1.0 > 0.0\n"
         "assert pipecomm.__file__.startswith(sys.prefix); sys.exit(pytest.main(sys.argv[1:]))"
     )
     env = {"PYTHONPATH": str(place.everything)}
-    run([installed, "-c", alive, *options, *files], cwd=place.folder, **env)
+    run([installed, "-c", alive, *options], cwd=place.folder, **env)
 
 
 @pytest.mark.skipif(bool(mounts.why_impossible()), reason=mounts.why_impossible())
