@@ -15,16 +15,24 @@ from tests.drop_in import (
     test_env,
 )
 from tests.drop_in.backend_ranks import names
-from tests.links import test_losses, test_parking, test_refusals
+from tests.links import (
+    test_generation,
+    test_losses,
+    test_parking,
+    test_refusals,
+    test_rendezvous,
+)
 
 _MODULES = (
     test_backend_groups,
     test_backend_jobs,
     test_backend_life,
     test_env,
+    test_generation,
     test_losses,
     test_parking,
     test_refusals,
+    test_rendezvous,
 )
 _TESTS = Path(__file__).parent.parent
 _DOCS = _TESTS.parent / "docs" / "drop_in.md"
