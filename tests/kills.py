@@ -79,7 +79,7 @@ def kill_one(rng: random.Random, start_s: float = START_S) -> Kill:
         victim=victim,
         was_connected=all(loss.was_connected for loss in losses),
         seconds=max((_seconds(loss, killed_at_s) for loss in losses), default=0.0),
-        problems=tuple(_problems(outcomes, victim, killed_at_s)),
+        problems=tuple(_problems(outcomes, victim, way, killed_at_s)),
     )
 
 
@@ -87,17 +87,27 @@ def _seconds(loss: Loss, killed_at_s: float) -> float:
     return loss.at_s - max(killed_at_s, loss.waited_from_s)
 
 
-def _problems(outcomes: list[tuple[str, Any]], victim: int, killed_at_s: float) -> Iterator[str]:
+def _problems(
+    outcomes: list[tuple[str, Any]], victim: int, way: str, killed_at_s: float
+) -> Iterator[str]:
     for rank, (kind, value) in enumerate(outcomes):
         if not (_was_killed((kind, value)) if rank == victim else isinstance(value, Loss)):
             yield f"rank {rank}: {kind}: {_brief(value)}"
         if not isinstance(value, Loss):
             continue
-        if not re.search(rf"\b(rank|ranks) ([\d, ]*\b)?{victim}\b", value.error):
+        causes = {victim, *(_ended_before(value, outcomes) if way == "tcp" else ())}
+        if not any(re.search(rf"\b(rank|ranks) ([\d, ]*\b)?{r}\b", value.error) for r in causes):
             yield f"does not name rank {victim}: {value.error}"
         seconds = _seconds(value, killed_at_s)
         if value.was_connected and seconds > NOTICED_S:
             yield f"rank {rank} waited {seconds:.1f} s: {value.error}"
+
+
+def _ended_before(loss: Loss, outcomes: list[tuple[str, Any]]) -> Iterator[int]:
+    """Survivors whose own end may be seen first: connections do not wait for each other."""
+    for rank, (_, value) in enumerate(outcomes):
+        if isinstance(value, Loss) and value.at_s < loss.at_s:
+            yield rank
 
 
 def _random_moment(rng: random.Random, start_s: float) -> tuple[Callable[[], None], Any]:

@@ -6,6 +6,7 @@ a rank starts in milliseconds, not in the seconds that the import takes.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import multiprocessing
 import os
@@ -145,7 +146,8 @@ def _stop(processes: list[Any]) -> None:
     for process in processes:
         process.join(0 if process.exitcode is not None else _GRACE_S)
         if process.is_alive() and process.pid is not None:
-            os.kill(process.pid, signal.SIGUSR1)
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(process.pid, signal.SIGUSR1)
             process.join(_GRACE_S)
             process.kill()
             process.join()

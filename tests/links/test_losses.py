@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -34,9 +35,18 @@ def _numbers(mib: int) -> torch.Tensor:
     return torch.arange(mib << 18, dtype=torch.float32)
 
 
-def _die_when_the_ring_is_full() -> None:
+def _die_when_the_ring_is_full(store: Any, rank: int) -> None:
     time.sleep(0.5)
+    store.set(f"pid of {rank}", str(os.getpid()))
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _compute_until_dead(store: Any, ranks: Iterable[int]) -> None:
+    for rank in ranks:
+        pid = int(store.get(f"pid of {rank}"))
+        while psutil.pid_exists(pid):
+            time.sleep(0.01)
+    time.sleep(0.5)
 
 
 def _outcome(receive: Callable[[], torch.Tensor], sent: torch.Tensor) -> str:
@@ -52,15 +62,20 @@ def _outcome(receive: Callable[[], torch.Tensor], sent: torch.Tensor) -> str:
     return text if seconds < NOTICED_S else f"after {seconds} s: {text}"
 
 
-def _receive_late_by_backend(rank: int, size: int, store_path: str, mibs: tuple[int, ...]) -> Any:
+def _receive_late_by_backend(
+    rank: int, size: int, store_path: str, mibs: tuple[int, ...], num_whole: int
+) -> Any:
     """Rank r sends mibs[r - 1] and is killed; rank 0 computes meanwhile and receives later."""
     init(rank, size, store_path)
+    store = dist.FileStore(store_path, size)
     tensors = [_numbers(mib) for mib in mibs]
     if rank > 0:
-        kept = dist.isend(tensors[rank - 1], 0)
-        _die_when_the_ring_is_full()
-        return kept
-    time.sleep(1.5)
+        work = dist.isend(tensors[rank - 1], 0)
+        assert work is not None
+        if rank <= num_whole:
+            work.wait()
+        _die_when_the_ring_is_full(store, rank)
+    _compute_until_dead(store, range(1, size))
     outcomes = []
     for peer, sent in enumerate(tensors, start=1):
         got = torch.empty_like(sent)
@@ -79,10 +94,9 @@ def test_late_receive_of_the_backend_gets_what_is_whole_or_an_error(way: str) ->
     whole = (*WHOLE_MIB, *HALF_MIB[:2]) if way == "slots" else WHOLE_MIB
     half = tuple(mib for mib in HALF_MIB if mib not in whole)
     mibs = (*whole, *half)
-    size = 1 + len(mibs)
-    outcomes = run_ranks(
-        size, _receive_late_by_backend, mibs, timeout_s=60, env={**os.environ, **WAYS[way]}
-    )
+    args = (mibs, len(whole))
+    env = {**os.environ, **WAYS[way]}
+    outcomes = run_ranks(1 + len(mibs), _receive_late_by_backend, *args, timeout_s=60, env=env)
     kind, results = outcomes[0]
     assert kind == "ok", results
     assert outcomes[1:] == [("died", -signal.SIGKILL)] * len(mibs)
@@ -93,13 +107,14 @@ def test_late_receive_of_the_backend_gets_what_is_whole_or_an_error(way: str) ->
 
 
 def _receive_late_by_links(rank: int, size: int, store_path: str, mib: int) -> Any:
-    links = Links.connect(dist.FileStore(store_path, size), rank, size, timeout_s=30)
+    store = dist.FileStore(store_path, size)
+    links = Links.connect(store, rank, size, timeout_s=30)
     links.begin_step(1)
     sent = _numbers(mib)
     if rank == 1:
         links.send(0, [sent], direction="backward", microbatch=0, codec=Codec("raw"))
-        _die_when_the_ring_is_full()
-    time.sleep(1.5)
+        _die_when_the_ring_is_full(store, rank)
+    _compute_until_dead(store, [1])
 
     def receive() -> torch.Tensor:
         (got,) = links.receive(1, direction="backward", microbatch=0).wait()
