@@ -152,7 +152,7 @@ def test_wheel_is_tagged_for_this_machine_only_and_holds_what_first_use_needs(wh
 
 # 1e-310 is subnormal: 0 where a library that was loaded has switched those off.
 LOAD = (
-    "from pipecomm import c10d_build; print(c10d_build.load(torch).__file__); "
+    "from pipecomm.drop_in import c10d_build; print(c10d_build.load(torch).__file__); "
     "assert float('1e-310') * 1.0 > 0.0"
 )
 IMPORT_ORDERS = {
@@ -213,7 +213,11 @@ def test_flags_for_fast_mathematics_change_no_byte_of_a_codec_and_leave_subnorma
 ) -> None:
     # Appended: the installed package comes before the one of the checkout.
     options = ["-q", "-p", "no:cacheprovider", "--import-mode=append", "--rootdir", ROOT]
-    options += ["-k", "golden or of_the_reference or non_finite", ROOT / "tests" / "test_codec.py"]
+    options += [
+        "-k",
+        "golden or of_the_reference or non_finite",
+        ROOT / "tests" / "codecs" / "test_codec.py",
+    ]
     alive = (
         "import sys, pytest, pipecomm._core; assert float('1e-310') * 1.0 > 0.0\n"
         "assert pipecomm.__file__.startswith(sys.prefix); sys.exit(pytest.main(sys.argv[1:]))"

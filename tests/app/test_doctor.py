@@ -16,7 +16,7 @@ from pipecomm.app import doctor
 from pipecomm.app.doctor import examine, format_findings
 from tests.patience import patient
 
-PACKAGE = Path(doctor.__file__).resolve().parent
+PACKAGE = Path(doctor.__file__).resolve().parent.parent
 EXTENSION_PARTS = {"extension", "codecs", "torch half", "backend", "path to peers on this host"}
 # An editable install would lend the copy its extension.
 DOCTOR_OF_THE_COPY = """

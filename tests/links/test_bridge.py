@@ -66,7 +66,7 @@ def _connect_pair(listeners: list[Any]) -> list[Any]:
 
 def _exchange(made: list[Any]) -> None:
     sent = torch.ones(4)
-    made[0].send(1, [(sent.data_ptr(), "float32", (4,), "raw", False, -1)])
+    made[0].send(1, [(sent.data_ptr(), "float32", (4,), (), "raw", False, -1)])
     received = made[1].receive(0)
     received.wait(20)
     assert received.payload_nbytes == 16
@@ -96,7 +96,7 @@ def test_strangers_at_the_port_neither_disturb_nor_get_in(noise: bytes) -> None:
 
 
 def _hello(token: bytes, *, rank: int = 1, size: int = 2, text: bytes = b"") -> bytes:
-    return struct.pack("<8sIiiIII32s", b"pcbridg1", 1, rank, size, 0, len(text), 0, token) + text
+    return struct.pack("<8sIiiIII32s", b"pcbridg1", 2, rank, size, 0, len(text), 0, token) + text
 
 
 @pytest.mark.parametrize("change", ["token", "rank", "length"])
@@ -249,7 +249,9 @@ def test_peer_that_ends_in_the_middle_of_a_frame_is_lost(peer: _Peer) -> None:
 
 def test_closing_does_not_wait_long_for_a_peer_that_does_not_read(peer: _Peer) -> None:
     tensor = torch.ones(900_000)
-    sent = peer.communicator.send(1, [(tensor.data_ptr(), "float32", (900_000,), "raw", False, -1)])
+    sent = peer.communicator.send(
+        1, [(tensor.data_ptr(), "float32", (900_000,), (), "raw", False, -1)]
+    )
     peer.control(_RING_MADE, 4096 + (4 << 20))
     sent.wait(20)
     started = time.monotonic()
@@ -266,7 +268,7 @@ made = connect(dist.FileStore(sys.argv[2], 2), rank, 2, name="exit", timeout_s=3
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))  # nothing closes it
 if rank == 0:
     tensor = torch.arange(900_000.0)
-    made.send(1, [(tensor.data_ptr(), "float32", (900_000,), "raw", False, -1)]).wait(20)
+    made.send(1, [(tensor.data_ptr(), "float32", (900_000,), (), "raw", False, -1)]).wait(20)
     if os.environ["HOW"] == "fork" and os.fork() == 0:
         sys.exit(0)
 else:
@@ -323,7 +325,7 @@ def _return_after_wait(rank: int, size: int, store_path: str) -> int:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))  # nothing closes it
     if rank == 0:
         tensor = torch.arange(900_000.0)
-        made.send(1, [(tensor.data_ptr(), "float32", (900_000,), "raw", False, -1)]).wait(20)
+        made.send(1, [(tensor.data_ptr(), "float32", (900_000,), (), "raw", False, -1)]).wait(20)
         return 0
     received = made.receive(0)
     received.wait(20)

@@ -261,7 +261,7 @@ def test_strangers_at_the_socket_neither_disturb_nor_get_in(noise: bytes) -> Non
     for thread in threads:
         thread.join()
     sent = torch.ones(4)
-    made[0].send(1, [(sent.data_ptr(), "float32", (4,), "raw", False, -1)])
+    made[0].send(1, [(sent.data_ptr(), "float32", (4,), (), "raw", False, -1)])
     received = made[1].receive(0)
     received.wait(20)
     assert received.payload_nbytes == 16
@@ -313,7 +313,7 @@ def _make_and_close_pair() -> None:
     for thread in threads:
         thread.join()
     tensor = torch.ones(10)
-    made[0].send(1, [(tensor.data_ptr(), "float32", (10,), "raw", False, -1)])
+    made[0].send(1, [(tensor.data_ptr(), "float32", (10,), (), "raw", False, -1)])
     made[1].receive(0).wait(20)
     for rank in range(2):
         made[rank].close()
