@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/api.h"
+#include "codec/runs.h"
 #include "wire/message.h"
 
 namespace pipecomm {

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "check.h"
+#include "ways/ring.h"
 #include "wire/header.h"
-#include "wire/ring.h"
 
 using namespace pipecomm;
 

@@ -1,0 +1,132 @@
+// The incoming half of a link: takes records from this rank's ring, checks them, and puts them where the inbox says.
+// Progress lock only.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "transport/matching/inbox.h"
+#include "transport/moving/device_side.h"
+#include "ways/ring.h"
+#include "ways/slots.h"
+#include "ways/source.h"
+
+namespace pipecomm {
+
+class Receiver {
+ public:
+  // `refuse(seq, error)` tells the sender why a message could not be received.
+  using Refuse = std::function<void(std::uint64_t, const Error&)>;
+  // `accept(seq)`: a receive is there for that message, or it is dropped on purpose.
+  using Accept = std::function<void(std::uint64_t)>;
+
+  Receiver(int source, Inbox& inbox, std::shared_ptr<Pool> pool, const DevicePlace& place, Refuse refuse, Accept accept)
+      : source_(source),
+        inbox_(inbox),
+        pool_(std::move(pool)),
+        place_(place),
+        refuse_(std::move(refuse)),
+        accept_(std::move(accept)) {}
+
+  RingReader& make_ring(std::size_t capacity) { return ring_.emplace(RingReader::create(capacity)); }
+  bool has_ring() const { return ring_.has_value(); }
+  // Slots for the peer, in its way of sharing or a later one that works; none: text says why.
+  SlotShare make_slots(Sharing first, std::size_t nbytes);
+  bool uses_slots() const { return slots_ && slots_->is_used(); }
+  // Segments of the peer that messages lie in.
+  SourceReader& sources() { return sources_; }
+  // A record tells of a segment whose descriptor is still on the life line.
+  bool awaits_segment() const { return awaits_segment_; }
+  // Nothing more is taken from the ring. Slots stay: streams use them.
+  void stop() { is_stopped_ = true; }
+  // The peer has gone, and all that it said has been read: what the ring holds is the last of it.
+  void expect_no_more() { has_peer_gone_ = true; }
+  // Ends, late, the receives whose bytes the peer has told of and has not written.
+  void fail_enqueued(const std::function<Error(const TransferState&)>& explain);
+  // Nothing enqueued on the device is left to be done.
+  bool is_idle() const { return !slots_ || slots_->is_idle(); }
+  // The peer is gone: the device waits for nothing of it any more. What it has not written ends with `cause`.
+  void release_slots(const Error& cause);
+  // Takes records; true if any was taken. Throws a transport error when the peer's bytes cannot be believed.
+  bool pump(LinkCounters& counters, const std::function<void()>& wake_writer);
+  // True when the ring holds nothing (more).
+  bool is_drained();
+  // Of a peer that has gone: nothing can be taken any more, whatever is asked for.
+  bool is_over() { return is_drained() || awaits_segment_; }
+  // True when a record lies in the ring that no posted receive asks for.
+  bool is_blocked() const { return is_blocked_; }
+  std::int64_t due_ns() const { return due_ns_; }
+  // Hands over a parked message, or lets `receive` wait for its rest.
+  void attach(const InMessagePtr& message, const TransferPtr& receive);
+  // Takes the receive away from a message under way; what has come is kept for the next receive.
+  void detach(const TransferPtr& receive);
+  // Ends the receive that waits for the rest of a message that will not come.
+  void fail_current(const Error& error);
+  // The receive that a message under way will answer; none if there is none.
+  TransferPtr current_receive() const { return message_ ? message_->receiver : nullptr; }
+  bool is_current(const std::function<bool(const TransferState&)>& predicate) const {
+    return message_ && message_->receiver && predicate(*message_->receiver);
+  }
+
+ private:
+  // A receive that is done once the device has come to the last slot of its message.
+  struct Enqueued {
+    std::weak_ptr<TransferState> receive;
+    std::uint64_t slot_end;
+  };
+
+  bool has_arrived(std::uint64_t slot_end) const { return !slots_ || slots_->written() >= slot_end; }
+  // False: nobody asks for the message, or (then there is a message_) streams still use the memory for it.
+  bool begin_part(const MessageHeader& header);
+  bool prepare_target();
+  void take_chunk(const std::byte* data, std::size_t nbytes);
+  void take_slot(const std::byte* note, std::size_t nbytes);
+  void take_source(const SourceNote& note);
+  // Bytes of the tensor that the record stands for; 0 while the receiver cannot take it.
+  std::size_t take_record(const RingReader::Record& record);
+  // Keeps what has come for a target that must not be written any more.
+  void move_to_block(const TensorView& target, std::size_t index);
+  void copy_part(InMessage& message, std::size_t index);
+  // A stream of the device of this rank; only where there is one.
+  Stream& stream();
+  void end_part(LinkCounters& counters);
+  void deliver(const InMessagePtr& message);
+  bool allocate_target(ReceivedPart& part);
+  const std::shared_ptr<Pool>& pool_at(int device) const;
+  void reject(InMessage& message, const Error& error);
+  void note_enqueued(const InMessage& message, const TransferPtr& receive);
+  // What is still to come of it is read and forgotten; a receive that asks for it, now or later, ends with `error`.
+  void drop(InMessage& message, const Error& error);
+  bool fits_targets(InMessage& message, std::size_t index);
+
+  const int source_;
+  Inbox& inbox_;
+  const std::shared_ptr<Pool> pool_;
+  const DevicePlace& place_;
+  const Refuse refuse_;
+  const Accept accept_;
+  std::optional<RingReader> ring_;
+  SourceReader sources_;
+  std::optional<SlotReader> slots_;  // after ring_, whose counters it uses
+  std::shared_ptr<Stream> copy_stream_;
+  std::uint64_t next_seq_ = 0;
+  std::int64_t due_ns_ = INT64_MAX;
+  bool is_blocked_ = false;
+  bool awaits_segment_ = false;
+  bool is_stopped_ = false;
+  bool has_peer_gone_ = false;
+  std::vector<Enqueued> enqueued_;
+  std::uint64_t arrived_ = UINT64_MAX;  // slots that were written when the peer had gone
+  std::optional<Error> lost_;           // why no more were
+
+  // The message and the part under way.
+  InMessagePtr message_;
+  MessageHeader header_;
+  std::byte* target_ = nullptr;  // none: the part is dropped
+  std::uint64_t position_ = 0;   // bytes (raw) or groups (quantized) taken
+  std::uint64_t wire_left_ = 0;
+  bool is_in_part_ = false;
+};
+
+}  // namespace pipecomm
