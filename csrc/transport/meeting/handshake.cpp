@@ -1,19 +1,12 @@
-// Rank i connects to every lower rank and accepts every higher one. A hello is answered by a hello or a refusal.
-//
-//   higher rank                      lower rank
-//     connect, hello + doorbell  ->    checks user, token, version, settings
-//     checks                     <-    hello + doorbell (or the text of a refusal)
+// The one loop of every meeting.
 #include "transport/meeting/handshake.h"
 
 #include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
-#include <cstring>
+#include <chrono>
+#include <utility>
 
-#include "transport/meeting/greeting.h"
-#include "transport/progress/progress.h"
-#include "wire/header.h"
+#include "base/error.h"
 
 namespace pipecomm {
 namespace {
@@ -22,205 +15,158 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kPollMs = 50;
 
-struct Hello {
-  char magic[8];
-  std::uint32_t version;
-  std::int32_t rank;
-  std::int32_t size;
-  std::uint32_t is_refusal;
-  char token[32];
-};
-constexpr char kMagic[8] = {'p', 'i', 'p', 'e', 'c', 'o', 'm', 'm'};
-
-class Handshake {
- public:
-  Handshake(const Fd& listener, const Address& own, int rank, const std::vector<Address>& addresses,
-            const CommunicatorOptions& options)
-      : listener_(listener),
-        own_(own),
-        rank_(rank),
-        addresses_(addresses),
-        greeting_(rank, addresses.size(), options),
-        links_(addresses.size()),
-        calls_(addresses.size()) {}
-
-  std::vector<std::optional<Lifeline>> run(Nanoseconds timeout, const InterruptCheck& interrupt) {
-    const auto deadline = Clock::now() + timeout;
-    while (!is_complete()) {
-      call_lower_ranks();
-      read_answers();
-      accept_strangers();
-      read_strangers();
-      check_connected();
-      if (is_complete()) break;
-      if (Clock::now() > deadline) fail_missing(timeout);
-      if (interrupt) interrupt();
-      wait_for_news();
-    }
-    return std::move(links_);
-  }
-
- private:
-  int size() const { return greeting_.size(); }
-
-  bool is_missing(int peer) const {
-    const auto index = static_cast<std::size_t>(peer);
-    return peer != rank_ && !links_[index] && !is_remote(own_, addresses_[index]);
-  }
-
-  bool is_complete() const {
-    for (int peer = 0; peer < size(); ++peer) {
-      if (is_missing(peer)) return false;
-    }
-    return true;
-  }
-
-  std::string hello_bytes(const std::string& token, const std::string& text, bool is_refusal) const {
-    Hello hello{};
-    std::memcpy(hello.magic, kMagic, sizeof(kMagic));
-    hello.version = kWireVersion;
-    hello.rank = rank_;
-    hello.size = size();
-    hello.is_refusal = is_refusal ? 1 : 0;
-    std::memcpy(hello.token, token.data(), std::min(token.size(), sizeof(hello.token)));
-    return std::string(reinterpret_cast<const char*>(&hello), sizeof(hello)) + text;
-  }
-
-  void call_lower_ranks() {
-    for (int peer = 0; peer < rank_; ++peer) {
-      const auto index = static_cast<std::size_t>(peer);
-      if (!is_missing(peer) || calls_[index]) continue;
-      const SocketStatus status = connect_abstract(addresses_[index].name, calls_[index]);
-      if (status == SocketStatus::closed) fail_lost(peer);
-      if (status != SocketStatus::ok) continue;
-      check_user(calls_[index], peer);
-      send_message(calls_[index], hello_bytes(addresses_[index].token, greeting_.settings(), false), own_doorbell_fd());
-    }
-  }
-
-  void read_answers() {
-    for (int peer = 0; peer < rank_; ++peer) {
-      const auto index = static_cast<std::size_t>(peer);
-      if (!is_missing(peer) || !calls_[index]) continue;
-      SocketMessage message;
-      const SocketStatus status = receive_message(calls_[index], message);
-      if (status == SocketStatus::would_block) continue;
-      if (status == SocketStatus::closed) fail_lost(peer);
-      const Hello hello = parse_hello(message);
-      const std::string text = message.bytes.substr(sizeof(Hello));
-      if (hello.is_refusal != 0) throw Error(ErrorKind::config, text);
-      greeting_.check_same(hello.version, hello.size, text, peer);
-      links_[index].emplace(std::move(calls_[index]), Segment::adopt(message.fd.release(), kDoorbellNbytes));
-    }
-  }
-
-  void accept_strangers() {
-    while (Fd caller = accept_pending(listener_)) {
-      if (peer_identity(caller).uid != ::geteuid()) continue;
-      if (strangers_.size() >= kMaxStrangers) strangers_.erase(strangers_.begin());
-      strangers_.push_back(std::move(caller));
-    }
-  }
-
-  void read_strangers() {
-    std::vector<Fd> waiting;
-    for (Fd& stranger : strangers_) {
-      SocketMessage message;
-      const SocketStatus status = receive_message(stranger, message);
-      if (status == SocketStatus::would_block) waiting.push_back(std::move(stranger));
-      if (status == SocketStatus::ok) welcome(std::move(stranger), std::move(message));
-    }
-    strangers_ = std::move(waiting);
-  }
-
-  // Whoever does not know the token is dropped without an answer.
-  void welcome(Fd caller, SocketMessage message) {
-    if (message.bytes.size() < sizeof(Hello)) return;
-    const Hello hello = parse_hello(message);
-    if (own_.token.compare(0, own_.token.size(), hello.token, sizeof(hello.token)) != 0) return;
-    if (hello.rank <= rank_ || hello.rank >= size() || !is_missing(hello.rank)) return;
-    try {
-      greeting_.check_same(hello.version, hello.size, message.bytes.substr(sizeof(Hello)), hello.rank);
-    } catch (const Error& error) {
-      send_message(caller, hello_bytes("", error.what(), true));
-      throw;
-    }
-    send_message(caller, hello_bytes("", greeting_.settings(), false), own_doorbell_fd());
-    links_[static_cast<std::size_t>(hello.rank)].emplace(std::move(caller),
-                                                         Segment::adopt(message.fd.release(), kDoorbellNbytes));
-  }
-
-  static Hello parse_hello(const SocketMessage& message) {
-    Hello hello{};
-    if (message.bytes.size() >= sizeof(hello)) std::memcpy(&hello, message.bytes.data(), sizeof(hello));
-    if (std::memcmp(hello.magic, kMagic, sizeof(kMagic)) != 0) hello = Hello{};
-    return hello;
-  }
-
-  void check_user(const Fd& socket, int peer) const {
-    const uid_t uid = peer_identity(socket).uid;
-    if (uid == ::geteuid()) return;
-    throw Error(ErrorKind::transport, "expected rank " + std::to_string(peer) + " to run as user id " +
-                                          std::to_string(::geteuid()) + "; got " + std::to_string(uid) +
-                                          greeting_.where() + "; start all ranks as one user");
-  }
-
-  // A rank that connected and died makes the group impossible: no need to wait for the others.
-  void check_connected() const {
-    for (int peer = 0; peer < size(); ++peer) {
-      const auto& link = links_[static_cast<std::size_t>(peer)];
-      if (!link) continue;
-      // A peer that was done sooner may have left with a goodbye, which is then still to be read.
-      char first;
-      if (::recv(link->fd(), &first, 1, MSG_PEEK | MSG_DONTWAIT) == 0) fail_lost(peer);
-    }
-  }
-
-  [[noreturn]] void fail_lost(int lost) const {
-    std::vector<std::string> others;
-    for (int peer = 0; peer < size(); ++peer) {
-      const auto& link = links_[static_cast<std::size_t>(peer)];
-      if (peer != lost && (is_missing(peer) || (link && link->has_hung_up()))) others.push_back(std::to_string(peer));
-    }
-    greeting_.fail_lost(lost, others);
-  }
-
-  [[noreturn]] void fail_missing(Nanoseconds timeout) const {
-    std::vector<std::string> missing;
-    for (int peer = 0; peer < size(); ++peer) {
-      if (is_missing(peer)) missing.push_back(std::to_string(peer));
-    }
-    greeting_.fail_missing(missing, timeout);
-  }
-
-  void wait_for_news() const {
-    std::vector<pollfd> items{{listener_.get(), POLLIN, 0}};
-    for (const Fd& call : calls_) {
-      if (call) items.push_back({call.get(), POLLIN, 0});
-    }
-    for (const Fd& stranger : strangers_) items.push_back({stranger.get(), POLLIN, 0});
-    ::poll(items.data(), items.size(), kPollMs);
-  }
-
-  static int own_doorbell_fd() { return Progress::instance().doorbell().fd(); }
-
-  const Fd& listener_;
-  const Address& own_;
-  const int rank_;
-  const std::vector<Address>& addresses_;
-  const Greeting greeting_;
-  std::vector<std::optional<Lifeline>> links_;
-  std::vector<Fd> calls_;
-  std::vector<Fd> strangers_;
-};
-
 }  // namespace
 
-std::vector<std::optional<Lifeline>> shake_hands(const Fd& listener, const Address& own, int rank,
-                                                 const std::vector<Address>& addresses,
-                                                 const CommunicatorOptions& options, Nanoseconds timeout,
-                                                 const InterruptCheck& interrupt) {
-  return Handshake(listener, own, rank, addresses, options).run(timeout, interrupt);
+Handshake::Handshake(const Fd& listener, const Address& own, int rank, const std::vector<Address>& addresses,
+                     const CommunicatorOptions& options, bool meets_remote)
+    : listener_(listener),
+      own_(own),
+      rank_(rank),
+      addresses_(addresses),
+      meets_remote_(meets_remote),
+      greeting_(rank, addresses.size(), options),
+      connected_(addresses.size()),
+      calls_(addresses.size()) {}
+
+std::vector<Visitor> Handshake::run(Nanoseconds timeout, const InterruptCheck& interrupt) {
+  const auto deadline = Clock::now() + timeout;
+  while (!missing().empty()) {
+    call_lower_ranks();
+    greet_lower_ranks();
+    read_answers();
+    accept_strangers();
+    read_strangers();
+    check_connected();
+    if (missing().empty()) break;
+    if (Clock::now() > deadline) greeting_.fail_missing(missing(), timeout);
+    if (interrupt) interrupt();
+    wait_for_news();
+  }
+  return std::move(connected_);
+}
+
+std::string Handshake::name(int peer) const {
+  return std::to_string(peer) + (meets_remote_ ? " at " + address(peer).endpoint : "");
+}
+
+bool Handshake::is_missing(int peer) const {
+  return peer != rank_ && !connection(peer) && is_remote(own_, address(peer)) == meets_remote_;
+}
+
+std::vector<std::string> Handshake::missing() const {
+  std::vector<std::string> names;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (is_missing(peer)) names.push_back(name(peer));
+  }
+  return names;
+}
+
+bool Handshake::greet(const Fd& socket, int peer, const std::string& refusal) const {
+  const bool is_refusal = !refusal.empty();
+  const std::string& text = is_refusal ? refusal : greeting_.settings();
+  return say(socket, hello_bytes(rank_, size(), is_refusal, address(peer).token, text));
+}
+
+void Handshake::call_lower_ranks() {
+  for (int peer = 0; peer < rank_; ++peer) {
+    Visitor& callee = calls_[static_cast<std::size_t>(peer)].visitor;
+    if (is_missing(peer) && !callee.socket) callee.socket = call(peer);
+  }
+}
+
+void Handshake::greet_lower_ranks() {
+  for (int peer = 0; peer < rank_; ++peer) {
+    Call& made = calls_[static_cast<std::size_t>(peer)];
+    if (!made.visitor.socket || made.is_greeted || !is_through(peer, made.visitor.socket)) continue;
+    if (!greet(made.visitor.socket, peer, "")) fail_lost(peer);
+    made.is_greeted = true;
+  }
+}
+
+void Handshake::read_answers() {
+  for (int peer = 0; peer < rank_; ++peer) {
+    Call& made = calls_[static_cast<std::size_t>(peer)];
+    if (!made.visitor.socket || !made.is_greeted) continue;
+    switch (read(made.visitor)) {
+      case Reading::more:
+        break;
+      case Reading::closed:
+        fail_lost(peer);
+      case Reading::whole:
+        take_answer(peer, made.visitor);
+    }
+  }
+}
+
+void Handshake::take_answer(int peer, Visitor& answer) {
+  if (!answer.knows(own_.token)) {
+    throw Error(ErrorKind::transport,
+                "expected rank " + name(peer) + " to answer; got an answer of somebody else" + greeting_.where());
+  }
+  const Hello hello = answer.hello();
+  if (hello.is_refusal != 0) throw Error(ErrorKind::config, answer.text());
+  greeting_.check_same(hello.version, hello.size, answer.text(), peer);
+  connected_[static_cast<std::size_t>(peer)] = std::move(answer);
+}
+
+void Handshake::accept_strangers() {
+  while (Fd socket = accept_pending(listener_)) {
+    Visitor caller{std::move(socket), Clock::time_point::max(), "", {}};
+    if (!lets_in(caller)) continue;
+    if (strangers_.size() >= kMaxStrangers) strangers_.erase(strangers_.begin());
+    strangers_.push_back(std::move(caller));
+  }
+}
+
+void Handshake::read_strangers() {
+  std::vector<Visitor> waiting;
+  for (Visitor& stranger : strangers_) {
+    const Reading reading = read(stranger);
+    if (reading == Reading::whole) welcome(stranger);
+    if (reading == Reading::more && Clock::now() < stranger.until) waiting.push_back(std::move(stranger));
+  }
+  strangers_ = std::move(waiting);
+}
+
+// Whoever does not know the token is dropped without an answer.
+void Handshake::welcome(Visitor& caller) {
+  if (!caller.knows(own_.token)) return;
+  const Hello hello = caller.hello();
+  if (hello.rank <= rank_ || hello.rank >= size() || !is_missing(hello.rank)) return;
+  try {
+    greeting_.check_same(hello.version, hello.size, caller.text(), hello.rank);
+  } catch (const Error& error) {
+    greet(caller.socket, hello.rank, error.what());
+    throw;
+  }
+  greet(caller.socket, hello.rank, "");  // one that has gone shows as connected and ended
+  connected_[static_cast<std::size_t>(hello.rank)] = std::move(caller);
+}
+
+// A rank that connected and died makes the group impossible: no need to wait for the others.
+void Handshake::check_connected() const {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (connection(peer) && has_ended(connection(peer))) fail_lost(peer);
+  }
+}
+
+void Handshake::fail_lost(int lost) const {
+  std::vector<std::string> others;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == lost) continue;
+    if (is_missing(peer) || (connection(peer) && has_hung_up(connection(peer)))) others.push_back(std::to_string(peer));
+  }
+  greeting_.fail_lost(lost, others);
+}
+
+void Handshake::wait_for_news() const {
+  std::vector<pollfd> items{{listener_.get(), POLLIN, 0}};
+  for (const Call& made : calls_) {
+    const short news = made.is_greeted ? POLLIN : POLLOUT;
+    if (made.visitor.socket) items.push_back({made.visitor.socket.get(), news, 0});
+  }
+  for (const Visitor& stranger : strangers_) items.push_back({stranger.socket.get(), POLLIN, 0});
+  ::poll(items.data(), items.size(), kPollMs);
 }
 
 }  // namespace pipecomm

@@ -6,7 +6,7 @@
 
 #include "sockets/tcp_socket.h"
 #include "transport/group/communicator.h"
-#include "transport/meeting/handshake.h"
+#include "transport/meeting/local_handshake.h"
 #include "transport/meeting/remote_handshake.h"
 #include "transport/remote/bridge.h"
 

@@ -1,4 +1,4 @@
-// How ranks on several hosts find each other: TCP, and a greeting in which each proves that it knows the other's token.
+// How ranks on several hosts meet.
 #pragma once
 
 #include <vector>
