@@ -179,7 +179,7 @@ void Link::offer_slots() {
 // A way of sharing that does not work between the two devices is not the last one.
 void Link::take_slots(Control& control) {
   const SlotOffer offer = SlotOffer::unpack(control.value);
-  if (offer.sharing == Sharing::none) return sender_.stage_from_now();
+  if (offer.sharing == Sharing::none) return sender_.go_through_host();
   if (!sender_.expects(offer)) {
     throw Error(ErrorKind::transport, "expected slots where they fit; got an offer of " + std::to_string(offer.nbytes) +
                                           " bytes: the peer's process is damaged");

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "transport/matching/transfer_errors.h"
 #include "codec/codec.h"
+#include "transport/matching/transfer_errors.h"
 #include "transport/progress/progress.h"
 #include "ways/slot_codec.h"
 
@@ -110,7 +110,8 @@ bool Receiver::begin_part(const MessageHeader& header) {
     return false;
   }
   ++next_seq_;
-  position_ = 0;
+  cursor_ = ChunkCursor(header.codec, header.shape, header.payload_nbytes,
+                        header.in_slots ? kDeviceChunkNbytes : kChunkNbytes);
   wire_left_ = header.wire_nbytes;
   is_in_part_ = true;
   message_->payload += header.payload_nbytes;
@@ -182,35 +183,28 @@ void Receiver::drop(InMessage& message, const Error& error) {
 
 void Receiver::take_chunk(const std::byte* data, std::size_t nbytes) {
   if (header_.in_slots && wire_left_ > 0) return take_slot(data, nbytes);
-  const Grid grid = grid_of(header_.shape);
-  const auto begin = static_cast<std::int64_t>(position_);
-  const bool is_raw = header_.codec.id == CodecId::raw;
-  std::int64_t end = begin;
   // A raw chunk may have any length; an empty one only brings the header of an empty tensor.
-  std::size_t expected = nbytes == 0 ? wire_left_ : std::min<std::size_t>(nbytes, wire_left_);
-  if (!is_raw && wire_left_ > 0) {
-    end = groups_that_fit(header_.codec, grid, begin, kChunkNbytes);
-    expected = wire_nbytes(header_.codec, grid, begin, end);
-  }
-  if (nbytes != expected) {
+  const Chunk chunk = cursor_.front(nbytes == 0 ? wire_left_ : nbytes);
+  if (nbytes != chunk.nbytes) {
     throw Error(ErrorKind::transport,
-                "expected a chunk of " + std::to_string(expected) + " bytes; got " + std::to_string(nbytes));
+                "expected a chunk of " + std::to_string(chunk.nbytes) + " bytes; got " + std::to_string(nbytes));
   }
   wire_left_ -= nbytes;
   if (target_ != nullptr && nbytes > 0 && !message_->is_dropped) {
-    if (is_raw) {
-      std::memcpy(target_ + position_, data, nbytes);
+    if (cursor_.is_raw()) {
+      std::memcpy(target_ + chunk.begin, data, nbytes);
     } else {
-      decode(header_.codec, header_.dtype, data, grid, begin, end, target_);
+      decode(header_.codec, header_.dtype, data, cursor_.grid(), chunk.begin, chunk.end, target_);
     }
   }
-  position_ = is_raw ? position_ + nbytes : static_cast<std::uint64_t>(end);
+  cursor_.pass(chunk);
 }
 
 void Receiver::take_source(const SourceNote& note) {
   const std::byte* data = sources_.find(note);
+  const Chunk chunk = cursor_.front(note.nbytes);
   if (target_ != nullptr && !message_->is_dropped) {
-    std::memcpy(target_ + position_, data, note.nbytes);
+    std::memcpy(target_ + chunk.begin, data, note.nbytes);
     if (ring_->is_revoked()) {
       fail_current(Error(ErrorKind::transport, "rank " + std::to_string(source_) +
                                                    " has left: its tensor was not taken before it closed the group"));
@@ -218,7 +212,7 @@ void Receiver::take_source(const SourceNote& note) {
   }
   message_->wire += note.nbytes - sizeof(note);
   wire_left_ -= note.nbytes;
-  position_ += note.nbytes;
+  cursor_.pass(chunk);
 }
 
 void Receiver::take_slot(const std::byte* note, std::size_t nbytes) {
@@ -228,27 +222,22 @@ void Receiver::take_slot(const std::byte* note, std::size_t nbytes) {
                 "expected a record that tells of a slot; got " + std::to_string(nbytes) + " bytes");
   }
   std::memcpy(&slot_end, note, sizeof(slot_end));
-  const bool is_raw = header_.codec.id == CodecId::raw;
-  GroupRun run{header_.codec, header_.dtype, grid_of(header_.shape), static_cast<std::int64_t>(position_), 0};
-  std::size_t chunk_nbytes = std::min<std::size_t>(kDeviceChunkNbytes, wire_left_);
-  if (!is_raw) {
-    run.end = groups_that_fit(run.codec, run.grid, run.begin, kDeviceChunkNbytes);
-    chunk_nbytes = wire_nbytes(run.codec, run.grid, run.begin, run.end);
-  }
+  const Chunk chunk = cursor_.front(kDeviceChunkNbytes);
+  const GroupRun run{header_.codec, header_.dtype, cursor_.grid(), chunk.begin, chunk.end};
   message_->slot_end = slot_end;
   if (slot_end > arrived_ && !message_->is_dropped) reject(*message_, *lost_);
   SlotReader::Drain drain;
   if (target_ != nullptr && !message_->is_dropped) {
     drain = [&](Stream& device_stream, const std::byte* slot) {
-      is_raw ? device_stream.copy_async(target_ + position_, slot, chunk_nbytes)
-             : decode_on(device_stream, run, slot, target_);
+      cursor_.is_raw() ? device_stream.copy_async(target_ + chunk.begin, slot, chunk.nbytes)
+                       : decode_on(device_stream, run, slot, target_);
     };
   }
-  slots_->take(chunk_nbytes, slot_end, drain);
+  slots_->take(chunk.nbytes, slot_end, drain);
   message_->last_use = slots_->record();
-  message_->wire += chunk_nbytes - kSlotNoteNbytes;
-  wire_left_ -= chunk_nbytes;
-  position_ = is_raw ? position_ + chunk_nbytes : static_cast<std::uint64_t>(run.end);
+  message_->wire += chunk.nbytes - kSlotNoteNbytes;
+  wire_left_ -= chunk.nbytes;
+  cursor_.pass(chunk);
 }
 
 void Receiver::end_part(LinkCounters& counters) {

@@ -124,7 +124,7 @@ class Receiver {
   InMessagePtr message_;
   MessageHeader header_;
   std::byte* target_ = nullptr;  // none: the part is dropped
-  std::uint64_t position_ = 0;   // bytes (raw) or groups (quantized) taken
+  ChunkCursor cursor_;           // at what has been taken
   std::uint64_t wire_left_ = 0;
   bool is_in_part_ = false;
 };
