@@ -11,8 +11,7 @@
 
 #include "transport/group/aborts.h"
 #include "transport/group/checks.h"
-#include "transport/group/endings.h"
-#include "transport/group/link.h"
+#include "transport/group/link_set.h"
 #include "transport/group/losses.h"
 #include "transport/matching/transfer_errors.h"
 #include "transport/progress/progress.h"
@@ -35,15 +34,18 @@ class CommunicatorImpl final : public Communicator,
         bridges_(std::move(bridges)),
         place_(options_.stand_in, options_.pool, options_.open_device),
         inbox_(options_.max_parked_nbytes),
+        links_(inbox_),
         losses_(inbox_, links_, where(), [this] { poll_sockets(); }) {
     const Link::Events events{[this](std::uint32_t epoch, const std::string& text) { note_abort(epoch, text); },
                               [this](Link& link) { losses_.end(link); },
-                              [this](int peer) { return also_gone(peer, links_); }};
+                              [this](int peer) { return links_.also_gone(peer); }};
     for (std::size_t peer = 0; peer < lifelines.size(); ++peer) {
-      links_.push_back(nullptr);
-      if (!lifelines[peer]) continue;
-      links_.back() = std::make_unique<Link>(static_cast<int>(peer), std::move(*lifelines[peer]), inbox_, options_,
-                                             place_, bridges_.endpoint(static_cast<int>(peer)).empty(), events);
+      std::unique_ptr<Link> link;
+      if (lifelines[peer]) {
+        link = std::make_unique<Link>(static_cast<int>(peer), std::move(*lifelines[peer]), inbox_, options_, place_,
+                                      shares_memory(static_cast<int>(peer)), events);
+      }
+      links_.add(std::move(link));
     }
   }
 
@@ -95,7 +97,7 @@ class CommunicatorImpl final : public Communicator,
       const Error error(ErrorKind::transport, "the step was given up before this transfer was done" + where());
       const auto is_old = [&](const TransferState& transfer) { return transfer.key.epoch < epoch; };
       for (const auto& receive : inbox_.begin_epoch(epoch)) receive->fail(error);
-      for_each_link([&](Link& link) {
+      links_.for_each([&](Link& link) {
         if (link.receiver().is_current(is_old)) link.receiver().fail_current(error);
         link.sender().fail_if(is_old, error, false);
       });
@@ -106,7 +108,7 @@ class CommunicatorImpl final : public Communicator,
   void abort(std::uint32_t epoch, const std::string& text) override {
     Progress::instance().exclusively([&] {
       take_submitted();
-      for_each_link([&](Link& link) { link.lifeline().send(ControlKind::abort, epoch, text); });
+      links_.for_each([&](Link& link) { link.lifeline().send(ControlKind::abort, epoch, text); });
       note_abort(epoch, text);
     });
   }
@@ -116,27 +118,27 @@ class CommunicatorImpl final : public Communicator,
   void set_fail_together(bool value) override { losses_.set_fail_together(value); }
 
   void check_peers() const override {
-    Progress::instance().exclusively([this] { throw_if_gone(links_); });
+    Progress::instance().exclusively([this] { links_.throw_if_gone(); });
   }
 
   void close() override {
     if (owner_pid_ != ::getpid() || is_closed_.exchange(true)) return;
-    finish_shared(links_, options_.finish_timeout);
-    Links left;  // they end outside of the lock, which may be needed to end what their streams wait for
+    links_.finish(options_.finish_timeout);
+    LinkSet::Links left;
     Progress::instance().exclusively([&] {
       take_submitted();
-      fail_transfers(inbox_, links_, any_transfer, closed_error(), true);
+      links_.fail_all(closed_error(), true);
       const std::string reason = losses_.together() ? losses_.together()->what() : "";
-      for_each_link([&](Link& link) {
+      links_.for_each([&](Link& link) {
         link.lifeline().send(ControlKind::goodbye, 0, reason);
         link.receiver().fail_enqueued([&](const TransferState&) { return closed_error(); });
         link.sender().forget_in_flight();
         if (link.lifeline().has_hung_up()) link.sender().release_slots();
       });
-      left.swap(links_);
+      left = links_.take_out();
     });
     Progress::instance().remove(this);
-    end_links(std::move(left), shared_from_this());
+    LinkSet::end(std::move(left), shared_from_this());
     bridges_.finish();
   }
 
@@ -145,7 +147,7 @@ class CommunicatorImpl final : public Communicator,
     std::string text = shares_memory(peer) ? "shared memory" : "TCP to " + bridges_.endpoint(peer);
     if (is_closed_ || place_.side() == nullptr) return text;
     Progress::instance().exclusively([&] {
-      for_each_link([&](Link& link) { text += link.peer() == peer ? link.sender().describe_device() : ""; });
+      links_.for_each([&](Link& link) { text += link.peer() == peer ? link.sender().describe_device() : ""; });
     });
     return text;
   }
@@ -153,48 +155,41 @@ class CommunicatorImpl final : public Communicator,
   LinkCounters counters(int peer) const override {
     LinkCounters counters;
     Progress::instance().exclusively(
-        [&] { for_each_link([&](Link& link) { counters = link.peer() == peer ? link.counters() : counters; }); });
+        [&] { links_.for_each([&](Link& link) { counters = link.peer() == peer ? link.counters() : counters; }); });
     return counters;
   }
 
   bool poll() override {
     take_submitted();
     bool moved = false;
-    for_each_link([&](Link& link) { moved |= link.poll(); });
+    links_.for_each([&](Link& link) { moved |= link.poll(); });
     return moved;
   }
 
   void poll_sockets() override {
     take_submitted();
-    for_each_link([](Link& link) { link.poll_socket(); });
+    links_.for_each([](Link& link) { link.poll_socket(); });
   }
 
   std::int64_t next_due_ns() const override {
     std::int64_t due = INT64_MAX;
-    for_each_link([&](const Link& link) { due = std::min(due, link.due_ns()); });
+    links_.for_each([&](const Link& link) { due = std::min(due, link.due_ns()); });
     return due;
   }
 
   std::string describe() const override {
     std::string text =
         "rank " + std::to_string(rank_) + " of process group '" + options_.name + "'\n" + inbox_.describe();
-    for (const auto& link : links_) text += link ? link->describe() : "";
+    links_.for_each([&](const Link& link) { text += link.describe(); });
     return text;
   }
 
   void forget_after_fork() noexcept override {
-    for_each_link([](Link& link) { ::close(link.lifeline().fd()); });
+    links_.for_each([](Link& link) { ::close(link.lifeline().fd()); });
     bridges_.forget_after_fork();
   }
 
  private:
-  template <typename Fn>
-  void for_each_link(Fn&& fn) const {
-    for (const auto& link : links_) {
-      if (link) fn(*link);
-    }
-  }
-
   std::string where() const {
     return "; where: rank " + std::to_string(rank_) + ", process group '" + options_.name + "'";
   }
@@ -242,14 +237,14 @@ class CommunicatorImpl final : public Communicator,
 
   bool send_at_once(const TransferState& transfer) {
     if (transfer.has_ended()) return true;  // refused, perhaps because there are no links any more
-    Link& link = *links_[static_cast<std::size_t>(transfer.peer())];
+    Link& link = links_.to(transfer.peer());
     if (link.sender().num_queued() == 1) link.push();
     return transfer.has_ended();
   }
 
   bool has_nothing_from(int peer) {
     bool has_something = false;
-    for_each_link([&](Link& link) {
+    links_.for_each([&](Link& link) {
       if (peer == kAnySource || peer == link.peer()) has_something |= !link.receiver().is_drained();
     });
     return !has_something;
@@ -277,7 +272,7 @@ class CommunicatorImpl final : public Communicator,
   }
 
   void start_send(const TransferPtr& transfer) {
-    Link& link = *links_[static_cast<std::size_t>(transfer->peer())];
+    Link& link = links_.to(transfer->peer());
     const auto& cause = losses_.together() ? losses_.together() : link.gone();
     if (cause) return refuse(transfer, explain(*cause, *transfer));
     link.send(transfer);
@@ -285,12 +280,12 @@ class CommunicatorImpl final : public Communicator,
 
   void start_receive(const TransferPtr& transfer) {
     if (const InMessagePtr message = inbox_.post(transfer)) {
-      links_[static_cast<std::size_t>(message->source)]->receiver().attach(message, transfer);
+      links_.to(message->source).receiver().attach(message, transfer);
     } else {
-      for_each_link([](Link& link) { link.offer_slots(); });
+      links_.for_each([](Link& link) { link.offer_slots(); });
     }
     // What lies in a ring may answer it, even if its sender has gone; if not, this ends the receive.
-    for_each_link([&](Link& link) {
+    links_.for_each([&](Link& link) {
       if (link.gone() && (transfer->peer() == kAnySource || transfer->peer() == link.peer())) link.poll();
     });
     if (!losses_.together() || transfer->has_ended()) return;
@@ -300,26 +295,25 @@ class CommunicatorImpl final : public Communicator,
 
   void take_back(const TransferPtr& receive) {
     if (inbox_.withdraw(receive)) return;
-    for_each_link([&](Link& link) { link.receiver().detach(receive); });
+    links_.for_each([&](Link& link) { link.receiver().detach(receive); });
   }
 
   void cancel(const TransferPtr& transfer, const Error& error) {
     Progress::instance().exclusively([&] {
       take_submitted();
       if (transfer->has_ended()) return;
-      const int peer = transfer->peer();
-      const Link* its_link = peer == kAnySource ? nullptr : links_[static_cast<std::size_t>(peer)].get();
       const Error full = error.kind() == ErrorKind::link_timeout
-                             ? timeout_error(error, *transfer, where(), waiting_state(*transfer, its_link))
+                             ? timeout_error(error, *transfer, where(), waiting_state(*transfer))
                              : explain(error, *transfer);
       if (!transfer->is_send) take_back(transfer);
       transfer->fail(full);
-      if (transfer->is_send) links_[static_cast<std::size_t>(transfer->peer())]->sender().withdraw(transfer);
+      if (transfer->is_send) links_.to(transfer->peer()).sender().withdraw(transfer);
     });
   }
 
-  // What is known of the peer that a transfer waits for; no link: it may be any.
-  std::string waiting_state(const TransferState& transfer, const Link* link) const {
+  // What is known of the peer that a transfer waits for.
+  std::string waiting_state(const TransferState& transfer) const {
+    const Link* link = links_.find(transfer.peer());
     std::string text = link == nullptr ? "" : link->waiting_state(transfer.is_send);
     const std::string parking = transfer.is_send ? "" : inbox_.describe_parking();
     return parking.empty() ? text : text + "; " + parking;
@@ -332,8 +326,7 @@ class CommunicatorImpl final : public Communicator,
   void note_abort(std::uint32_t epoch, const std::string& text) {
     if (epoch < inbox_.epoch() || !aborts_.add(epoch, text)) return;
     const Error error(ErrorKind::stage_failed, text);
-    fail_transfers(
-        inbox_, links_, [&](const TransferState& transfer) { return transfer.key.epoch == epoch; }, error, false);
+    links_.fail_if([&](const TransferState& transfer) { return transfer.key.epoch == epoch; }, error, false);
   }
 
   const CommunicatorOptions options_;
@@ -352,7 +345,7 @@ class CommunicatorImpl final : public Communicator,
 
   // The rest is guarded by the progress lock.
   Inbox inbox_;
-  Links links_;
+  LinkSet links_;
   Losses losses_;
 };
 

@@ -10,7 +10,7 @@ namespace pipecomm {
 void Losses::end(Link& link) {
   look_for_losses(link);
   const Error& cause = *link.gone();
-  link.sender().fail_if(any_transfer, Error(cause.kind(), cause.what() + where_), true);
+  link.sender().fail_if([](const TransferState&) { return true; }, Error(cause.kind(), cause.what() + where_), true);
   // Before its streams are let go, which may then write anything. Memory that they use may hold up what is in the ring.
   link.receiver().fail_enqueued([&](const TransferState& transfer) { return transfer_error(cause, transfer, where_); });
   link.let_go();
@@ -31,9 +31,9 @@ void Losses::end_receives(Link& link) {
   link.receiver().fail_current(current ? explain(*current) : cause);
   if (link.is_lost() && fails_together_ && !together_) {
     together_ = cause;
-    fail_transfers(inbox_, links_, any_transfer, Error(cause.kind(), cause.what() + where_), false);
+    links_.fail_all(Error(cause.kind(), cause.what() + where_), false);
   }
-  const auto is_waiting = [&](const TransferState& receive) { return waits_for(receive, link.peer(), links_); };
+  const auto is_waiting = [&](const TransferState& receive) { return links_.can_only_wait_for(receive, link.peer()); };
   for (const TransferPtr& receive : inbox_.take_if(is_waiting)) receive->fail(explain(*receive));
 }
 

@@ -7,14 +7,14 @@
 #include <optional>
 #include <string>
 
-#include "transport/group/endings.h"
+#include "transport/group/link_set.h"
 
 namespace pipecomm {
 
 class Losses {
  public:
   // `where` ends the text of every error; `poll_sockets` reads what all peers have said.
-  Losses(Inbox& inbox, const Links& links, std::string where, std::function<void()> poll_sockets)
+  Losses(Inbox& inbox, LinkSet& links, std::string where, std::function<void()> poll_sockets)
       : inbox_(inbox), links_(links), where_(std::move(where)), poll_sockets_(std::move(poll_sockets)) {}
 
   // As Communicator::set_fail_together(). Any thread.
@@ -29,7 +29,7 @@ class Losses {
   void end_receives(Link& link);
 
   Inbox& inbox_;
-  const Links& links_;
+  LinkSet& links_;
   const std::string where_;
   const std::function<void()> poll_sockets_;
   std::atomic<bool> fails_together_{false};
