@@ -1,16 +1,17 @@
-// The incoming half of a link: takes records from this rank's ring, checks them, and puts them where the inbox says.
-// Progress lock only.
+// The incoming half of a link: takes records from this rank's ring, checks their order, and puts them where the inbox
+// says. Progress lock only.
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
-#include <string>
+#include <utility>
 
+#include "transport/api/communicator.h"
 #include "transport/matching/inbox.h"
-#include "transport/moving/device_side.h"
+#include "transport/moving/delivery.h"
+#include "transport/moving/way_in.h"
 #include "ways/ring.h"
-#include "ways/slots.h"
-#include "ways/source.h"
 
 namespace pipecomm {
 
@@ -24,18 +25,21 @@ class Receiver {
   Receiver(int source, Inbox& inbox, std::shared_ptr<Pool> pool, const DevicePlace& place, Refuse refuse, Accept accept)
       : source_(source),
         inbox_(inbox),
-        pool_(std::move(pool)),
-        place_(place),
         refuse_(std::move(refuse)),
-        accept_(std::move(accept)) {}
+        accept_(std::move(accept)),
+        at_source_(source, ring_),
+        in_slots_(place),
+        delivery_(std::move(pool), place, in_slots_) {}
+  Receiver(const Receiver&) = delete;
+  Receiver& operator=(const Receiver&) = delete;
 
   RingReader& make_ring(std::size_t capacity) { return ring_.emplace(RingReader::create(capacity)); }
   bool has_ring() const { return ring_.has_value(); }
   // Slots for the peer, in its way of sharing or a later one that works; none: text says why.
-  SlotShare make_slots(Sharing first, std::size_t nbytes);
-  bool uses_slots() const { return slots_ && slots_->is_used(); }
+  SlotShare make_slots(Sharing first, std::size_t nbytes) { return in_slots_.make(first, nbytes, *ring_); }
+  bool uses_slots() const { return in_slots_.is_used(); }
   // Segments of the peer that messages lie in.
-  SourceReader& sources() { return sources_; }
+  SourceReader& sources() { return at_source_.segments(); }
   // A record tells of a segment whose descriptor is still on the life line.
   bool awaits_segment() const { return awaits_segment_; }
   // Nothing more is taken from the ring. Slots stay: streams use them.
@@ -43,9 +47,9 @@ class Receiver {
   // The peer has gone, and all that it said has been read: what the ring holds is the last of it.
   void expect_no_more() { has_peer_gone_ = true; }
   // Ends, late, the receives whose bytes the peer has told of and has not written.
-  void fail_enqueued(const std::function<Error(const TransferState&)>& explain);
+  void fail_enqueued(const std::function<Error(const TransferState&)>& explain) { in_slots_.fail_enqueued(explain); }
   // Nothing enqueued on the device is left to be done.
-  bool is_idle() const { return !slots_ || slots_->is_idle(); }
+  bool is_idle() const { return in_slots_.is_idle(); }
   // The peer is gone: the device waits for nothing of it any more. What it has not written ends with `cause`.
   void release_slots(const Error& cause);
   // Takes records; true if any was taken. Throws a transport error when the peer's bytes cannot be believed.
@@ -70,62 +74,38 @@ class Receiver {
   }
 
  private:
-  // A receive that is done once the device has come to the last slot of its message.
-  struct Enqueued {
-    std::weak_ptr<TransferState> receive;
-    std::uint64_t slot_end;
-  };
-
-  bool has_arrived(std::uint64_t slot_end) const { return !slots_ || slots_->written() >= slot_end; }
-  // False: nobody asks for the message, or (then there is a message_) streams still use the memory for it.
-  bool begin_part(const MessageHeader& header);
-  bool prepare_target();
-  void take_chunk(const std::byte* data, std::size_t nbytes);
-  void take_slot(const std::byte* note, std::size_t nbytes);
-  void take_source(const SourceNote& note);
-  // Bytes of the tensor that the record stands for; 0 while the receiver cannot take it.
+  // Bytes that this thread has moved; 0 while the receiver cannot take the record.
   std::size_t take_record(const RingReader::Record& record);
-  // Keeps what has come for a target that must not be written any more.
-  void move_to_block(const TensorView& target, std::size_t index);
-  void copy_part(InMessage& message, std::size_t index);
-  // A stream of the device of this rank; only where there is one.
-  Stream& stream();
+  WayIn& way_of(const MessageHeader& header);
+  // False: nobody asks for the message, or (then there is a message_) streams still use the memory for it.
+  bool begin_part(InPart part);
+  bool prepare_target(InPart& part);
   void end_part(LinkCounters& counters);
   void deliver(const InMessagePtr& message);
-  bool allocate_target(ReceivedPart& part);
-  const std::shared_ptr<Pool>& pool_at(int device) const;
   void reject(InMessage& message, const Error& error);
-  void note_enqueued(const InMessage& message, const TransferPtr& receive);
   // What is still to come of it is read and forgotten; a receive that asks for it, now or later, ends with `error`.
   void drop(InMessage& message, const Error& error);
   bool fits_targets(InMessage& message, std::size_t index);
 
   const int source_;
   Inbox& inbox_;
-  const std::shared_ptr<Pool> pool_;
-  const DevicePlace& place_;
   const Refuse refuse_;
   const Accept accept_;
   std::optional<RingReader> ring_;
-  SourceReader sources_;
-  std::optional<SlotReader> slots_;  // after ring_, whose counters it uses
-  std::shared_ptr<Stream> copy_stream_;
+  RingWayIn in_ring_;
+  SourceWayIn at_source_;
+  SlotWayIn in_slots_;  // after ring_, whose counters it uses
+  Delivery delivery_;
   std::uint64_t next_seq_ = 0;
   std::int64_t due_ns_ = INT64_MAX;
   bool is_blocked_ = false;
   bool awaits_segment_ = false;
   bool is_stopped_ = false;
   bool has_peer_gone_ = false;
-  std::vector<Enqueued> enqueued_;
-  std::uint64_t arrived_ = UINT64_MAX;  // slots that were written when the peer had gone
-  std::optional<Error> lost_;           // why no more were
 
-  // The message and the part under way.
+  // The message under way, and its part.
   InMessagePtr message_;
-  MessageHeader header_;
-  std::byte* target_ = nullptr;  // none: the part is dropped
-  ChunkCursor cursor_;           // at what has been taken
-  std::uint64_t wire_left_ = 0;
+  InPart part_;
   bool is_in_part_ = false;
 };
 
