@@ -109,30 +109,6 @@ void Link::tell_of_parking() {
 
 void Link::handle(Control& control) {
   switch (control.kind) {
-    case ControlKind::ring_wanted:
-      offer_ring();
-      break;
-    case ControlKind::ring_made:
-      if (control.fd && !sender_.has_ring()) {  // streams use the first one
-        sender_.set_ring(RingWriter(Segment::adopt(control.fd.release(), control.value)));
-      }
-      break;
-    case ControlKind::slots_wanted:
-      if (receiver_.uses_slots()) {
-        throw Error(ErrorKind::transport, "expected one request for slots; got another: the peer's process is damaged");
-      }
-      wanted_sharing_ = static_cast<Sharing>(control.value);
-      offer_slots();
-      break;
-    case ControlKind::slots_made:
-      if (are_slots_requested_) take_slots(control);
-      break;
-    case ControlKind::source_made:
-      receiver_.sources().add(control.value, control.fd.release());
-      break;
-    case ControlKind::source_gone:
-      receiver_.sources().remove(control.value);
-      break;
     case ControlKind::refused: {
       const Error error(control.error, "rank " + std::to_string(peer_) + " refused a message: " + control.text);
       if (!sender_.complain(control.value, error)) std::fprintf(stderr, "pipecomm: %s\n", error.what());
@@ -153,6 +129,35 @@ void Link::handle(Control& control) {
       break;
     case ControlKind::lost:
       mark_gone(ErrorKind::peer_lost, control.text);
+      break;
+    default:
+      handle_memory(control);
+  }
+}
+
+void Link::handle_memory(Control& control) {
+  switch (control.kind) {
+    case ControlKind::ring_wanted:
+      return offer_ring();
+    case ControlKind::ring_made:
+      if (control.fd && !sender_.has_ring()) {  // streams use the first one
+        sender_.set_ring(RingWriter(Segment::adopt(control.fd.release(), control.value)));
+      }
+      break;
+    case ControlKind::slots_wanted:
+      if (receiver_.uses_slots()) {
+        throw Error(ErrorKind::transport, "expected one request for slots; got another: the peer's process is damaged");
+      }
+      wanted_sharing_ = static_cast<Sharing>(control.value);
+      return offer_slots();
+    case ControlKind::slots_made:
+      if (are_slots_requested_) take_slots(control);
+      break;
+    case ControlKind::source_made:
+      return receiver_.sources().add(control.value, control.fd.release());
+    case ControlKind::source_gone:
+      return receiver_.sources().remove(control.value);
+    default:
       break;
   }
 }

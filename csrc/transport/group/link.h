@@ -70,6 +70,8 @@ class Link {
   std::string peers_parking() const;
   void end_lent();
   void handle(Control& control);
+  // The part of it that brings, asks for or takes back memory.
+  void handle_memory(Control& control);
   void offer_ring();
   void ask_for_channel();
   void tell_of_parking();
