@@ -66,7 +66,7 @@ def _connect_pair(listeners: list[Any]) -> list[Any]:
 
 def _exchange(made: list[Any]) -> None:
     sent = torch.ones(4)
-    made[0].send(1, [(sent.data_ptr(), "float32", (4,), "raw", False, -1)])
+    made[0].send(1, [(sent.data_ptr(), "float32", (4,), (), "raw", False, -1)])
     received = made[1].receive(0)
     received.wait(20)
     assert received.payload_nbytes == 16

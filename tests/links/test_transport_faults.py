@@ -261,7 +261,7 @@ def test_strangers_at_the_socket_neither_disturb_nor_get_in(noise: bytes) -> Non
     for thread in threads:
         thread.join()
     sent = torch.ones(4)
-    made[0].send(1, [(sent.data_ptr(), "float32", (4,), "raw", False, -1)])
+    made[0].send(1, [(sent.data_ptr(), "float32", (4,), (), "raw", False, -1)])
     received = made[1].receive(0)
     received.wait(20)
     assert received.payload_nbytes == 16
