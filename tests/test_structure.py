@@ -16,6 +16,7 @@ from tests.structure import (
     Rule,
     cpp_edges,
     cycles,
+    folder_of,
     long_files,
     long_functions,
     missing_exports,
@@ -43,7 +44,7 @@ def test_rules_see_the_source() -> None:
     assert {*PYTHON_MAY_IMPORT, *PYTHON_MUST_NOT_REACH} <= {*python_modules(ROOT)}
     rooms = {room_of(module) for module in python_modules(ROOT)} - {""}
     assert rooms == {*PYTHON_ROOMS, *PYTHON_DOORS}
-    assert {path.name for path in (ROOT / "csrc").iterdir()} == set(CPP_MAY_INCLUDE)
+    assert {folder_of(path) for path in cpp_edges(ROOT)} == set(CPP_MAY_INCLUDE)
 
 
 LONG_BODY = "  f();\n" * 60
@@ -58,7 +59,21 @@ BREAKS: list[tuple[Rule, dict[str, str], str]] = [
         {"csrc/base/a.cpp": '#  include "../torch/b.h"', "csrc/torch/b.h": "//"},
         "csrc/base/a.cpp may not include torch/b.h",
     ),
+    (
+        wrong_includes,
+        {
+            "csrc/transport/api/a.h": '#include "transport/group/b.h"',
+            "csrc/transport/group/b.h": "//",
+        },
+        "csrc/transport/api/a.h may not include transport/group/b.h",
+    ),
+    (
+        wrong_includes,
+        {"csrc/torch/a.h": '#include "transport/moving/b.h"', "csrc/transport/moving/b.h": "//"},
+        "csrc/torch/a.h may not include transport/moving/b.h",
+    ),
     (wrong_includes, {"csrc/extra/a.h": "//"}, "folder extra has no row"),
+    (wrong_includes, {"csrc/transport/a.h": "//"}, "folder transport has no row"),
     (
         wrong_foreign_headers,
         {"csrc/transport/a.cpp": "#include <c10/util/Half.h>"},
@@ -126,6 +141,18 @@ BREAKS: list[tuple[Rule, dict[str, str], str]] = [
     (
         cycles,
         {"csrc/base/a.h": '#include "b.h"', "csrc/base/b.h": '#include "base/a.h"'},
+        "cycle: ",
+    ),
+    (
+        cycles,  # of units, not of files: each source includes the other's header
+        {
+            "csrc/base/a.h": "//",
+            "csrc/base/a.cpp": '#include "base/a.h"\n#include "base/b.h"',
+            "csrc/base/b.h": "//",
+            "csrc/base/b.cpp": '#include "base/c.h"',
+            "csrc/base/c.h": "//",
+            "csrc/base/c.cpp": '#include "base/a.h"',
+        },
         "cycle: ",
     ),
     (missing_openings, {"csrc/base/a.h": "#pragma once\n// late"}, "csrc/base/a.h: expected"),

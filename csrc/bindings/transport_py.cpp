@@ -5,8 +5,8 @@
 #include "bindings/bindings.h"
 #include "bindings/dlpack.h"
 #include "python/gil.h"
-#include "transport/communicator.h"
-#include "transport/hang_report.h"
+#include "transport/api/hang_report.h"
+#include "transport/api/listener.h"
 
 namespace py = pybind11;
 

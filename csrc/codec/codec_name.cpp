@@ -1,5 +1,7 @@
 // Codec names, such as "int8:group=32,hadamard=64", and back; and the two fields that name a codec on the wire. The
 // table below is all there is.
+#include "codec/codec_name.h"
+
 #include <algorithm>
 #include <charconv>
 #include <string>
@@ -7,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "codec/codec.h"
+#include "base/error.h"
 #include "codec/hadamard.h"
 
 namespace pipecomm {

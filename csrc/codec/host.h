@@ -6,7 +6,7 @@
 
 #include "base/api.h"
 #include "base/dtype.h"
-#include "codec/codec.h"
+#include "codec/codec_name.h"
 #include "codec/layout.h"
 
 namespace pipecomm {
@@ -32,9 +32,5 @@ PC_API std::vector<const HostLoops*> usable_host_loops();
 // The fastest of them, or the one the environment variable PIPECOMM_ISA names; chosen once.
 // Throws a config error where that name is unknown or cannot run here.
 PC_API const HostLoops& host_loops();
-
-// Addresses of the run [group_begin, group_end); throws a config error for raw, a tensor error for a run outside grid
-// or across a block.
-PC_API RunLayout run_layout(const CodecSpec& spec, const Grid& grid, std::int64_t group_begin, std::int64_t group_end);
 
 }  // namespace pipecomm

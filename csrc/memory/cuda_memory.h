@@ -1,7 +1,7 @@
 // The CUDA half of device_memory.h; only built where nvcc is. Compiles; not yet run on a GPU.
 #pragma once
 
-#include "memory/device_memory.h"
+#include "memory/sharing.h"
 
 namespace pipecomm {
 

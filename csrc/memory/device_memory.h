@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,24 +10,9 @@
 #include "base/api.h"
 #include "device/device.h"
 #include "memory/pool.h"
+#include "memory/sharing.h"
 
 namespace pipecomm {
-
-// How another process gets at the memory. Part of the control messages: append, never renumber.
-enum class Sharing : std::uint8_t {
-  none = 0,
-  descriptor = 1,  // a file descriptor: memfd, or cuMemCreate's export
-  handle = 2,      // the 64 bytes of cudaIpcGetMemHandle
-};
-
-// Freed with the last copy of `owner`; never, without one.
-struct DeviceMemory {
-  std::byte* data = nullptr;
-  std::size_t nbytes = 0;
-  int fd = -1;         // with Sharing::descriptor; belongs to the owner
-  std::string handle;  // with Sharing::handle
-  std::shared_ptr<void> owner;
-};
 
 // Ways to share, best first; which of them works for two devices is found out by trying.
 PC_API std::vector<Sharing> sharings_of(const Device& device);

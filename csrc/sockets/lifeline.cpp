@@ -36,10 +36,7 @@ Control unpack_control(SocketMessage message) {
           std::move(message.fd), known_error(prefix.error)};
 }
 
-bool Lifeline::has_hung_up() const {
-  pollfd item{socket_.get(), 0, 0};
-  return !socket_ || (::poll(&item, 1, 0) > 0 && (item.revents & POLLHUP) != 0);
-}
+bool Lifeline::has_hung_up() const { return !socket_ || pipecomm::has_hung_up(socket_); }
 
 void Lifeline::send(ControlKind kind, std::uint64_t value, const std::string& text, int fd) {
   if (!socket_) return;

@@ -172,6 +172,11 @@ SocketStatus receive_message(const Fd& socket, SocketMessage& out) {
   return SocketStatus::ok;
 }
 
+bool has_hung_up(const Fd& socket) {
+  pollfd item{socket.get(), 0, 0};
+  return ::poll(&item, 1, 0) > 0 && (item.revents & POLLHUP) != 0;
+}
+
 PeerIdentity peer_identity(const Fd& socket) {
   ucred credentials{};
   socklen_t length = sizeof(credentials);

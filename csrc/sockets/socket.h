@@ -53,6 +53,9 @@ SocketStatus send_message(const Fd& socket, const std::string& bytes, int fd_to_
 // Throws a pool exhausted error when the message's descriptor was lost for want of a free number.
 SocketStatus receive_message(const Fd& socket, SocketMessage& out);
 
+// The peer has closed its end, whether or not all it said before has been read.
+bool has_hung_up(const Fd& socket);
+
 struct PeerIdentity {
   uid_t uid;
   pid_t pid;

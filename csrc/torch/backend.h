@@ -13,7 +13,7 @@
 #include "torch/inner.h"
 #include "torch/tensors.h"
 #include "torch/work.h"
-#include "transport/communicator.h"
+#include "transport/api/communicator.h"
 
 namespace pipecomm {
 

@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "transport/communicator.h"
+#include "transport/api/communicator.h"
 
 namespace pipecomm {
 

@@ -11,7 +11,7 @@
 
 #include "torch/device.h"
 #include "torch/python_lock.h"
-#include "transport/communicator.h"
+#include "transport/api/communicator.h"
 
 namespace pipecomm {
 

@@ -203,26 +203,16 @@ bool is_dim_order(const DimOrder& order, std::size_t num_dims) {
   return order.size() == num_dims && seen + 1 == 1u << num_dims;
 }
 
-Grid grid_of(const std::vector<std::int64_t>& shape) {
-  Grid grid;
-  if (shape.empty()) return grid;
-  grid.cols = shape.back();
-  for (std::size_t i = 0; i + 1 < shape.size(); ++i) grid.rows *= shape[i];
-  return grid;
-}
-
 std::uint64_t chunked_wire_nbytes(const CodecSpec& codec, DType dtype, const std::vector<std::int64_t>& shape,
                                   std::size_t chunk_nbytes) {
   const std::uint64_t payload_nbytes = checked_nbytes(dtype, shape);
   if (codec.id == CodecId::raw || payload_nbytes == 0) return payload_nbytes;
-  const Grid grid = grid_of(shape);
-  const std::int64_t end = num_groups(codec, grid);
+  ChunkCursor cursor(codec, shape, payload_nbytes, chunk_nbytes);
   std::uint64_t total = 0;
-  for (std::int64_t group = 0; group < end;) {
-    const std::int64_t next = groups_that_fit(codec, grid, group, chunk_nbytes);
-    require(next > group, "groups that fit a chunk");
-    total += wire_nbytes(codec, grid, group, next);
-    group = next;
+  while (!cursor.is_at_end()) {
+    const Chunk chunk = cursor.front(0);
+    total += chunk.nbytes;
+    cursor.pass(chunk);
   }
   return total;
 }

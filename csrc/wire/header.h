@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/api.h"
+#include "wire/chunks.h"
 #include "wire/message.h"
 
 namespace pipecomm {
@@ -16,13 +17,6 @@ inline constexpr std::uint16_t kWireVersion = 2;
 inline constexpr std::size_t kFixedHeaderNbytes = 64;
 inline constexpr std::size_t kOrderNbytes = 8;
 inline constexpr std::size_t kMaxHeaderNbytes = kFixedHeaderNbytes + 8 * kMaxDims + kOrderNbytes;
-// Wire bytes of whole groups per record, at most. Both ends split alike, so it is part of the format.
-inline constexpr std::size_t kChunkNbytes = std::size_t{256} << 10;
-// The same, and bytes of a raw tensor, per slot of a device: long for a copy engine, short enough that copies in and
-// out overlap.
-inline constexpr std::size_t kDeviceChunkNbytes = std::size_t{4} << 20;
-// Bytes of a raw tensor per record: small enough that the copies in and out overlap. A reader takes any length.
-inline constexpr std::size_t kRawChunkNbytes = std::size_t{64} << 10;
 
 struct MessageHeader {
   MessageKey key;
@@ -56,8 +50,6 @@ PC_API bool is_dim_order(const DimOrder& order, std::size_t num_dims);
 // Bytes of a record that tells of a slot, after the header: the position of its end.
 inline constexpr std::size_t kSlotNoteNbytes = 8;
 
-// [rows, cols] of a shape: cols is the last dimension, a scalar is 1 x 1.
-PC_API Grid grid_of(const std::vector<std::int64_t>& shape);
 // Wire bytes of one whole tensor, split into chunks of at most `chunk_nbytes`.
 PC_API std::uint64_t chunked_wire_nbytes(const CodecSpec& codec, DType dtype, const std::vector<std::int64_t>& shape,
                                          std::size_t chunk_nbytes = kChunkNbytes);

@@ -7,7 +7,7 @@
 
 #include "base/api.h"
 #include "base/dtype.h"
-#include "codec/codec.h"
+#include "codec/codec_name.h"
 #include "memory/pool.h"
 
 namespace pipecomm {

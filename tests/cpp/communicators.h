@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "slow_device.h"
-#include "transport/communicator.h"
+#include "transport/api/listener.h"
 
 using namespace pipecomm;
 using namespace std::chrono_literals;

@@ -5,7 +5,7 @@
 
 #include "check.h"
 #include "communicators.h"
-#include "transport/hang_report.h"
+#include "transport/api/hang_report.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include "check.h"
 #include "communicators.h"
 #include "memory/segment.h"
-#include "wire/slots.h"
+#include "ways/slots.h"
 
 namespace {
 

@@ -12,8 +12,8 @@
 #include "check.h"
 #include "communicators.h"
 #include "memory/segment_directory.h"
-#include "wire/ring.h"
-#include "wire/source.h"
+#include "ways/ring.h"
+#include "ways/source.h"
 
 namespace {
 

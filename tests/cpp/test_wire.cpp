@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "check.h"
+#include "ways/ring.h"
 #include "wire/header.h"
-#include "wire/ring.h"
 
 using namespace pipecomm;
 
@@ -190,6 +190,35 @@ TEST(quantizing_codec_for_integers_is_refused) {
   header.dtype = DType::int64;
   header.codec = parse_codec("int8");
   CHECK_ERROR(ErrorKind::transport, "float dtype", read_header(bytes_of(header)));
+}
+
+TEST(chunks_lie_end_to_end_and_add_up_to_the_wire_bytes_of_the_tensor) {
+  const CodecSpec codec = parse_codec("int4:hadamard=64");
+  const std::vector<std::int64_t> shape{3, 129, 1000};
+  ChunkCursor cursor(codec, shape, 3 * 129 * 1000 * 4, 1000);
+  std::uint64_t total = 0;
+  while (!cursor.is_at_end()) {
+    const Chunk chunk = cursor.front(1);
+    CHECK_EQ(chunk.begin, cursor.position());
+    CHECK(chunk.nbytes > 0 && chunk.nbytes <= 1000);
+    total += chunk.nbytes;
+    cursor.pass(chunk);
+  }
+  CHECK_EQ(total, chunked_wire_nbytes(codec, DType::float32, shape, 1000));
+  CHECK_EQ(cursor.front(1).nbytes, 0u);
+}
+
+TEST(chunks_of_a_raw_tensor_are_as_long_as_asked_for_and_end_with_it) {
+  ChunkCursor cursor({}, {7}, 28, kChunkNbytes);
+  CHECK_EQ(cursor.front(20).nbytes, 20u);
+  cursor.pass(cursor.front(20));
+  CHECK_EQ(cursor.front(20).nbytes, 8u);
+  CHECK_EQ(ChunkCursor({}, {0, 7}, 0, kChunkNbytes).front(20).nbytes, 0u);
+}
+
+TEST(group_that_fits_no_chunk_is_refused) {
+  const ChunkCursor cursor(parse_codec("int8:group=128"), {128}, 512, 16);
+  CHECK_ERROR(ErrorKind::transport, "groups that fit a chunk", cursor.front(0));
 }
 
 TEST(grid_of_a_shape_keeps_its_last_dimension) {

@@ -111,7 +111,9 @@ def test_module_name_does_not_depend_on_where_the_sources_are(
     assert re.fullmatch(r"_c10d-9\.8\.7\+test-[0-9a-f]{12}\.cpython-3.*\.so", name)
 
 
-@pytest.mark.parametrize("changed", ["torch/_c10d.cpp", "transport/communicator.h", "base/error.h"])
+@pytest.mark.parametrize(
+    "changed", ["torch/_c10d.cpp", "transport/api/communicator.h", "base/error.h"]
+)
 def test_module_name_changes_with_every_file_that_is_compiled_in(
     tmp_path: Path, fake_torch: Path, changed: str
 ) -> None:

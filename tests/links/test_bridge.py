@@ -74,7 +74,7 @@ def _exchange(made: list[Any]) -> None:
 
 @pytest.mark.parametrize(
     "noise",
-    [b"", b"\0" * 64, b"GET / HTTP/1.1\r\n\r\n", os.urandom(200), b"pcbridg1" + b"\xff" * 56],
+    [b"", b"\0" * 64, b"GET / HTTP/1.1\r\n\r\n", os.urandom(200), b"pipecomm" + b"\xff" * 56],
 )
 def test_strangers_at_the_port_neither_disturb_nor_get_in(noise: bytes) -> None:
     listeners = [_listener(), _listener()]
@@ -96,7 +96,7 @@ def test_strangers_at_the_port_neither_disturb_nor_get_in(noise: bytes) -> None:
 
 
 def _hello(token: bytes, *, rank: int = 1, size: int = 2, text: bytes = b"") -> bytes:
-    return struct.pack("<8sIiiIII32s", b"pcbridg1", 2, rank, size, 0, len(text), 0, token) + text
+    return struct.pack("<8sIiiIII32s", b"pipecomm", 2, rank, size, 0, len(text), 0, token) + text
 
 
 @pytest.mark.parametrize("change", ["token", "rank", "length"])

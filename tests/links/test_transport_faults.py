@@ -277,7 +277,7 @@ def test_caller_who_does_not_know_the_token_is_not_answered() -> None:
     listener = core.Listener()
     own, other = listener.address, core.Listener().address
     hello = b"pipecomm" + (1).to_bytes(4, "little") + (1).to_bytes(4, "little")
-    hello += (2).to_bytes(4, "little") + bytes(4) + b"0" * 32
+    hello += (2).to_bytes(4, "little") + bytes(12) + b"0" * 32
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
         stranger.connect("\0" + own.split("|")[3])
         stranger.send(hello)
