@@ -156,6 +156,7 @@ class Step:
                 hop.sender,
                 direction=hop.direction,
                 microbatch=action.microbatch,
+                stage=hop.target,
                 device=self._devices[hop.target],
             )
 
@@ -174,6 +175,7 @@ class Step:
             tensors,
             direction=hop.direction,
             microbatch=action.microbatch,
+            stage=hop.target,
             codec=boundary.choose(action.microbatch, tensors, trains=self._plan.trains),
             min_nbytes=boundary.min_nbytes,
         )

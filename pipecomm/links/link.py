@@ -27,6 +27,7 @@ Direction = Literal["forward", "backward"]
 _RAW = "raw"
 _CPU = torch.device("cpu")
 _MAX_PLAN_NBYTES = 1000
+_NO_STAGE = -1
 # Tensors of closed links that a stream may still read, until the peer has let it go.
 _left_behind: list[tuple[Any, list[Tensor]]] = []
 
@@ -260,10 +261,12 @@ class Links:
         direction: Direction,
         microbatch: int,
         codec: Codec,
+        stage: int = _NO_STAGE,
         min_nbytes: int = 0,
     ) -> Transfer:
         """Post one message of any number of tensors of any shape and dtype; returns at once.
 
+        `stage` is the stage that takes it: two ranks may share several boundaries.
         None stands for a gradient that does not exist. Only float32, bfloat16 and float16
         tensors of at least `min_nbytes` go through `codec`; others pass bit-exact. The
         tensors' data is kept alive until it has left and must not be changed, nor its storage
@@ -286,6 +289,7 @@ class Links:
             direction=direction,
             microbatch=microbatch,
             epoch=self._step,
+            stage=stage,
             device=self._side.device if is_on_device else None,
             stream=self._side.current_stream(),
         )
@@ -293,16 +297,22 @@ class Links:
         return Transfer(transfer, self._timeout_s, self._side, leaving=kept, plan=plan)
 
     def receive(
-        self, peer: int, *, direction: Direction, microbatch: int, device: torch.device = _CPU
+        self,
+        peer: int,
+        *,
+        direction: Direction,
+        microbatch: int,
+        stage: int = _NO_STAGE,
+        device: torch.device = _CPU,
     ) -> Transfer:
-        """Post a receive of whatever message comes for (direction, microbatch) of this step.
+        """Post a receive of whatever message comes for (direction, stage, microbatch) of this step.
 
         Its tensors will lie on `device`, wherever the sender's do.
         """
         self.use_device(device)
         self._reap()
         transfer = self._core.receive(
-            peer, direction=direction, microbatch=microbatch, epoch=self._step
+            peer, direction=direction, microbatch=microbatch, epoch=self._step, stage=stage
         )
         plan = self._plan if microbatch == 0 else ""
         return Transfer(transfer, self._timeout_s, self._side, target=device, plan=plan)
@@ -325,10 +335,14 @@ class Links:
         return list(values)
 
     def _send_one(self, peer: int, value: Tensor, direction: Direction) -> None:
-        self.send(peer, [value], direction=direction, microbatch=0, codec=Codec(_RAW)).wait()
+        # Named after the rank that takes it, as its first stage is: a rank that runs a step
+        # instead meets this message, and both are told.
+        self.send(
+            peer, [value], direction=direction, microbatch=0, stage=peer, codec=Codec(_RAW)
+        ).wait()
 
     def _receive_one(self, peer: int, direction: Direction) -> Tensor:
-        (tensor,) = self.receive(peer, direction=direction, microbatch=0).wait()
+        (tensor,) = self.receive(peer, direction=direction, microbatch=0, stage=self.rank).wait()
         assert tensor is not None
         return tensor
 
