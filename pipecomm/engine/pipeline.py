@@ -128,7 +128,7 @@ class Pipeline:
                 limits=limits,
                 device=self.device,
             )
-        self._sections = Sections(self._links)
+        self._sections = Sections(rank, self._links)
         self._codecs = self._choose_codecs(policies, emulation)
 
     def _choose_codecs(

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from pipecomm.engine.failures import describe, with_builtin_class
+from pipecomm.engine.failures import Failure
 from pipecomm.errors import ConfigError, PipecommError, StageFailedError
 
 if TYPE_CHECKING:
@@ -18,14 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Sections"]
 
-# What `place` of a Sections may give.
-_WHERE = r"stages? \d+( and \d+)* of \d+[^:]*"
-
 
 class Sections:
-    """Opens one section after the other over `links`; None: this rank is alone."""
+    """Opens one section after the other on `rank`, over `links`; None: this rank is alone."""
 
-    def __init__(self, links: Links | None) -> None:
+    def __init__(self, rank: int, links: Links | None) -> None:
+        self._rank = rank
         self._links = links
         self._num_sections = 0
         self._is_closed = False
@@ -52,12 +50,13 @@ class Sections:
         except StageFailedError as error:
             # Passed on: this rank may be gone before the failed one's own word is everywhere.
             self._abort(str(error))
-            raise with_builtin_class(error, _WHERE) from None
+            failure = Failure.unpacked(str(error))
+            raise (error if failure is None else failure.error()) from None
         except BaseException as error:
             where = place()
             if hasattr(error, "add_note"):
                 error.add_note(f"pipecomm: in {where}")
-            self._abort(describe(error, where))
+            self._abort(Failure.of(error, self._rank, where).packed())
             raise
 
     def _abort(self, text: str) -> None:
