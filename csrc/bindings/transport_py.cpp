@@ -106,28 +106,28 @@ void register_communicator(py::module_& module) {
       .def_property_readonly("size", &Communicator::size)
       .def(
           "send",
-          [](Communicator& self, int peer, const std::vector<PartTuple>& items, std::int64_t tag,
-             const std::string& direction, std::int32_t microbatch, std::uint32_t epoch, const DevicePtr& device,
-             std::uintptr_t stream) {
+          [](Communicator& self, int peer, const std::vector<PartTuple>& items, std::int32_t tag,
+             const std::string& direction, std::int32_t microbatch, std::uint32_t epoch, std::int32_t stage,
+             const DevicePtr& device, std::uintptr_t stream) {
             std::vector<SendPart> parts;
             for (const PartTuple& item : items) parts.push_back(to_part(item));
             const Event ready = device ? device->record(reinterpret_cast<void*>(stream)) : Event{};
-            return self.send(peer, {tag, parse_direction(direction), microbatch, epoch}, std::move(parts), nullptr,
-                             ready);
+            return self.send(peer, {tag, parse_direction(direction), microbatch, epoch, stage}, std::move(parts),
+                             nullptr, ready);
           },
           py::arg("peer"), py::arg("parts"), py::arg("tag") = 0, py::arg("direction") = "none",
-          py::arg("microbatch") = kNoMicrobatch, py::arg("epoch") = 0, py::arg("device") = nullptr,
-          py::arg("stream") = 0,
+          py::arg("microbatch") = kNoMicrobatch, py::arg("epoch") = 0, py::arg("stage") = kNoStage,
+          py::arg("device") = nullptr, py::arg("stream") = 0,
           "Posts a message; tensors of the device are read after what the stream does now. The caller keeps "
           "the tensors alive until has_left.")
       .def(
           "receive",
-          [](Communicator& self, int peer, std::int64_t tag, const std::string& direction, std::int32_t microbatch,
-             std::uint32_t epoch) {
-            return self.receive(peer, {tag, parse_direction(direction), microbatch, epoch}, {}, nullptr);
+          [](Communicator& self, int peer, std::int32_t tag, const std::string& direction, std::int32_t microbatch,
+             std::uint32_t epoch, std::int32_t stage) {
+            return self.receive(peer, {tag, parse_direction(direction), microbatch, epoch, stage}, {}, nullptr);
           },
           py::arg("peer"), py::arg("tag") = 0, py::arg("direction") = "none", py::arg("microbatch") = kNoMicrobatch,
-          py::arg("epoch") = 0, "Posts a receive into memory of the pool.")
+          py::arg("epoch") = 0, py::arg("stage") = kNoStage, "Posts a receive into memory of the pool.")
       .def("use_device", &Communicator::use_device, py::arg("device_index"))
       .def("begin_epoch",
            [](Communicator& self, std::uint32_t epoch) { without_gil([&] { return self.begin_epoch(epoch), 0; }); })

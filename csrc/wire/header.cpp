@@ -33,7 +33,8 @@ struct FixedHeader {
   std::int32_t microbatch;
   std::uint32_t epoch;
   std::uint32_t checksum;  // CRC-32C of the whole header with this field 0
-  std::int64_t tag;
+  std::int32_t tag;
+  std::int32_t stage;
   std::uint64_t seq;
   std::uint64_t payload_nbytes;
   std::uint64_t wire_nbytes;
@@ -110,6 +111,7 @@ void check_fixed(const FixedHeader& fixed, std::size_t available) {
   require(codec_from_wire(fixed.codec, fixed.group_size).has_value(), "a known codec; got ", fixed.codec);
   require(fixed.direction <= static_cast<std::uint8_t>(Direction::backward), "a known direction; got ",
           fixed.direction);
+  require(fixed.stage >= kNoStage, "a stage, or none; got ", fixed.stage);
   require(fixed.num_parts > 0 && fixed.part_index < fixed.num_parts, "a part index below the number of parts");
 }
 
@@ -147,6 +149,7 @@ void write_header(const MessageHeader& header, std::byte* out) {
   fixed.microbatch = header.key.microbatch;
   fixed.epoch = header.key.epoch;
   fixed.tag = header.key.tag;
+  fixed.stage = header.key.stage;
   fixed.seq = header.seq;
   fixed.payload_nbytes = header.payload_nbytes;
   fixed.wire_nbytes = header.wire_nbytes;
@@ -169,7 +172,7 @@ MessageHeader read_header(std::span<const std::byte> bytes) {
   require(crc32c({copy.data(), fixed.header_nbytes}) == fixed.checksum, "a matching checksum");
 
   MessageHeader header;
-  header.key = {fixed.tag, static_cast<Direction>(fixed.direction), fixed.microbatch, fixed.epoch};
+  header.key = {fixed.tag, static_cast<Direction>(fixed.direction), fixed.microbatch, fixed.epoch, fixed.stage};
   header.codec = *codec_from_wire(fixed.codec, fixed.group_size);
   header.dtype = static_cast<DType>(fixed.dtype);
   header.requires_grad = (fixed.flags & kRequiresGrad) != 0;

@@ -13,7 +13,7 @@
 
 namespace pipecomm {
 
-inline constexpr std::uint16_t kWireVersion = 2;
+inline constexpr std::uint16_t kWireVersion = 3;
 inline constexpr std::size_t kFixedHeaderNbytes = 64;
 inline constexpr std::size_t kOrderNbytes = 8;
 inline constexpr std::size_t kMaxHeaderNbytes = kFixedHeaderNbytes + 8 * kMaxDims + kOrderNbytes;

@@ -16,15 +16,18 @@ enum class Direction : std::uint8_t { none = 0, forward = 1, backward = 2 };
 
 inline constexpr int kAnySource = -1;
 inline constexpr std::int32_t kNoMicrobatch = -1;
+inline constexpr std::int32_t kNoStage = -1;
 inline constexpr int kMaxDims = 16;
 
-// Messages match by (source, tag, direction, microbatch, epoch) and arrive in the order they were sent.
-// A lower epoch than the receiver's current one belongs to a step that was given up: it is dropped on arrival.
+// Messages match by source and key, and those of one key in the order they were sent. `stage` is the stage that takes
+// the message: two ranks may share several boundaries. A lower epoch than the receiver's current one belongs to a step
+// that was given up: it is dropped on arrival.
 struct MessageKey {
-  std::int64_t tag = 0;
+  std::int32_t tag = 0;
   Direction direction = Direction::none;
   std::int32_t microbatch = kNoMicrobatch;
   std::uint32_t epoch = 0;
+  std::int32_t stage = kNoStage;
 
   bool operator==(const MessageKey&) const = default;
 };

@@ -146,15 +146,17 @@ class BoundaryCodec:
         """Count a training step."""
         self._num_steps += 1
 
-    def choose(self, microbatch: int, tensors: Sequence[Tensor | None]) -> Codec:
-        """The codec for this message; measures its error first when the guard is due."""
-        is_training = torch.is_grad_enabled()
-        num_steps_before = self._num_steps - 1 if is_training else self._num_steps
+    def choose(self, microbatch: int, tensors: Sequence[Tensor | None], *, trains: bool) -> Codec:
+        """The codec for this message; measures its error first when the guard is due.
+
+        `trains`: in a training step; an evaluation uses what the next one will.
+        """
+        num_steps_before = self._num_steps - 1 if trains else self._num_steps
         if num_steps_before < self._policy.warmup_steps:
             return _RAW
         every = self._policy.guard_every
         is_due = every > 0 and microbatch == 0 and num_steps_before % every == 0
-        if is_due and is_training and not self._codec.is_raw:
+        if is_due and trains and not self._codec.is_raw:
             self._guard(tensors)
         return self._codec
 

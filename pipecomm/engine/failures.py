@@ -1,12 +1,16 @@
-"""Keeps an error's builtin class on its way to the other ranks, which get its text only."""
+"""What a rank tells the others of its error: typed fields, as text that is checked when it is read.
+
+So an error keeps its builtin class on its way, whatever words it or its place are made of.
+"""
 
 from __future__ import annotations
 
-import re
+import json
+from dataclasses import asdict, dataclass, fields
 
 from pipecomm.errors import StageFailedError
 
-__all__ = ["describe", "with_builtin_class"]
+__all__ = ["Failure"]
 
 
 class _RemoteValueError(StageFailedError, ValueError):
@@ -21,27 +25,61 @@ class _RemoteMemoryError(StageFailedError, MemoryError):
     pass
 
 
-_KEPT_CLASSES: dict[type[BaseException], type[StageFailedError]] = {
-    ValueError: _RemoteValueError,
-    TypeError: _RemoteTypeError,
-    MemoryError: _RemoteMemoryError,
+_BASES: dict[str, type[BaseException]] = {
+    "ValueError": ValueError,
+    "TypeError": TypeError,
+    "MemoryError": MemoryError,
 }
+_REMOTE: dict[str, type[StageFailedError]] = {
+    "ValueError": _RemoteValueError,
+    "TypeError": _RemoteTypeError,
+    "MemoryError": _RemoteMemoryError,
+    "": StageFailedError,
+}
+# A message about a failure is cut at 32 KiB, and a character takes 6 bytes at most.
+_MAX_CHARACTERS = 5000
 
 
-def describe(error: BaseException, where: str) -> str:
-    """The text for the other ranks: "<where>: ConfigError [ValueError]: <text>"."""
-    name = type(error).__name__
-    base = next((base for base in _KEPT_CLASSES if isinstance(error, base)), type(error))
-    kept = "" if base is type(error) else f" [{base.__name__}]"
-    return f"{where}: {name}{kept}: {error}"
+@dataclass(frozen=True)
+class Failure:
+    """`place`: where it happened, in words. `base`: the builtin class that is kept, or ""."""
 
+    rank: int
+    place: str
+    kind: str
+    base: str
+    text: str
 
-def with_builtin_class(error: StageFailedError, where: str) -> StageFailedError:
-    """`error`, made a ValueError, TypeError or MemoryError too if describe() says so.
+    @classmethod
+    def of(cls, error: BaseException, rank: int, place: str) -> Failure:
+        base = next((name for name, kept in _BASES.items() if isinstance(error, kept)), "")
+        text = str(error)
+        if len(text) > _MAX_CHARACTERS:
+            text = f"{text[:_MAX_CHARACTERS]}... ({len(text)} characters)"
+        return cls(rank, place, type(error).__name__, base, text)
 
-    `where` is a regular expression for the place given to describe().
-    """
-    for base, kept in _KEPT_CLASSES.items():
-        if re.search(rf"{where}: (\w+ \[)?{base.__name__}\]?: ", str(error)):
-            return kept(*error.args)
-    return error
+    def packed(self) -> str:
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    @classmethod
+    def unpacked(cls, packed: str) -> Failure | None:
+        """What packed() gave; None for any other text."""
+        try:
+            values = json.loads(packed)
+        except ValueError:
+            return None
+        kinds = {field.name: int if field.type == "int" else str for field in fields(cls)}
+        if not isinstance(values, dict) or values.keys() != kinds.keys():
+            return None
+        if any(type(values[name]) is not kind for name, kind in kinds.items()):
+            return None
+        return cls(**values) if values["base"] in _REMOTE else None
+
+    def __str__(self) -> str:
+        """`stage 1 of 3, F of microbatch 2: ConfigError [ValueError]: <text>`."""
+        kept = f" [{self.base}]" if self.base not in ("", self.kind) else ""
+        return f"{self.place}: {self.kind}{kept}: {self.text}"
+
+    def error(self) -> StageFailedError:
+        """As another rank raises it: also a ValueError, TypeError or MemoryError if it was one."""
+        return _REMOTE[self.base](str(self))

@@ -1,17 +1,16 @@
-"""How many bytes per second the links to the neighbouring stages carry, by trying where need be."""
+"""How many bytes per second cross each boundary between stages, by trying where need be."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Collection
-from itertools import pairwise
 
 import torch
 
 from pipecomm.codecs.codec import Codec
-from pipecomm.engine.stats import Direction
 from pipecomm.links.link import LinkEmulation, Links
+from pipecomm.schedule import Direction, Placement
 
 __all__ = ["boundary_speeds", "measure_speeds"]
 
@@ -21,49 +20,59 @@ _MAX_NBYTES = 8 << 20
 _NUM_TRIES = 3
 # Long enough that a wake-up more or less does not matter.
 _ENOUGH_S = 0.03
-_STEPS: dict[Direction, int] = {"forward": 1, "backward": -1}
 _ANSWERS: dict[Direction, Direction] = {"forward": "backward", "backward": "forward"}
-
-
 _CPU = torch.device("cpu")
 
 
 def boundary_speeds(
-    links: Links, device: torch.device = _CPU, emulation: LinkEmulation | None = None
+    links: Links,
+    placement: Placement,
+    device: torch.device = _CPU,
+    emulation: LinkEmulation | None = None,
 ) -> list[float]:
     """Bytes per second of each boundary, by its slower direction: one list, equal on all ranks.
 
-    Infinity between two ranks of one host, the rate of an emulated link as it is; only what
-    is neither is measured. All ranks call this together, as measure_speeds.
+    Infinity inside a rank and between two ranks of one host, the rate of an emulated link as it
+    is; only what is neither is measured. All ranks call this together, as measure_speeds.
     """
-    neighbours = {links.rank - 1, links.rank + 1} & {*range(links.size)}
-    remote = [peer for peer in neighbours if not links.shares_memory(peer)]
-    measured = measure_speeds(links, device, remote)
+    remote = [peer for peer in placement.peers_of(links.rank) if not links.shares_memory(peer)]
+    measured = measure_speeds(links, placement, device, remote)
     emulated = 0.0 if emulation is None else emulation.mbps * 1e6 / 8
-    own = [emulated or measured.get(direction, math.inf) for direction in _STEPS]
-    ranks = links.gather(torch.tensor(own, dtype=torch.float64))
-    return [min(float(lower[0]), float(upper[1])) for lower, upper in pairwise(ranks)]
+    own = [
+        (emulated or measured.get(hop.receiver, math.inf))
+        if hop.is_message and hop.sender == links.rank
+        else math.inf
+        for hop in placement.hops
+    ]
+    slowest = torch.stack(links.gather(torch.tensor(own, dtype=torch.float64))).amin(0)
+    return [
+        min(float(speed) for hop, speed in zip(placement.hops, slowest, strict=True)
+            if hop.boundary == boundary)
+        for boundary in range(placement.num_boundaries)
+    ]  # fmt: skip
 
 
 def measure_speeds(
-    links: Links, device: torch.device = _CPU, peers: Collection[int] | None = None
-) -> dict[Direction, float]:
-    """Bytes per second from this rank to the next ("forward") and the one before ("backward").
+    links: Links,
+    placement: Placement,
+    device: torch.device = _CPU,
+    peers: Collection[int] | None = None,
+) -> dict[int, float]:
+    """Bytes per second from this rank to each of those that it sends to.
 
     All ranks call this together, between begin_step() and the next one. One link after the other
     is tried, between tensors on each rank's `device`, with messages that grow until one takes
-    30 ms; latency is taken off. The first rank has no "backward", the last no "forward". `peers`
-    leaves out links to others (default: none); both ranks of a link must. Errors as in
-    Transfer.wait.
+    30 ms; latency is taken off. `peers` leaves out links to others (default: none); both ranks of
+    a link must. Errors as in Transfer.wait.
     """
-    speeds: dict[Direction, float] = {}
-    tried = range(links.size) if peers is None else peers
-    for direction, step in _STEPS.items():
-        asking, asked = links.rank - step, links.rank + step
-        if 0 <= asking < links.size and asking in tried:
-            _answer(links, asking, direction, device)
-        if 0 <= asked < links.size and asked in tried:
-            speeds[direction] = _ask(links, asked, direction, device)
+    speeds: dict[int, float] = {}
+    ways = {(hop.sender, hop.receiver): hop.direction for hop in placement.hops if hop.is_message}
+    # In the same order on all ranks, so that nobody waits for one who waits.
+    for (sender, receiver), direction in ways.items():
+        if receiver == links.rank and (peers is None or sender in peers):
+            _answer(links, sender, direction, device)
+        if sender == links.rank and (peers is None or receiver in peers):
+            speeds[receiver] = _ask(links, receiver, direction, device)
     return speeds
 
 

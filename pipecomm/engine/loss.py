@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from pipecomm.engine.containers import find_hidden, map_leaves
@@ -52,6 +53,7 @@ class StepLoss:
         self._targets = targets
         self._weights = weights
         self._total: Tensor | None = None
+        self._starts: dict[int, Tensor] = {}
         self._outputs: dict[int, Any] | None = {} if keep_outputs else None
 
     def __call__(self, microbatch: int, output: Any) -> Tensor | None:
@@ -64,10 +66,18 @@ class StepLoss:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise TypeError(f"expected a tensor with one element from loss_fn; got {got}")
+        if loss.is_complex():
+            raise TypeError(f"expected a real number from loss_fn; got {loss.dtype}")
         loss = loss * self._weights[microbatch]
+        if loss.requires_grad:
+            self._starts[microbatch] = torch.ones_like(loss)
         value = loss.detach().reshape(()).double()
         self._total = value if self._total is None else self._total + value
         return loss
+
+    def start_gradient(self, microbatch: int) -> Tensor:
+        """What the backward pass of this microbatch begins with, for its loss; once."""
+        return self._starts.pop(microbatch)
 
     def total(self) -> float | None:
         """Sum of the weighted losses so far; None before the first."""

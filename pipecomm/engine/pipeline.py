@@ -1,13 +1,11 @@
-"""Trains one stage of a model on each rank: places it, splits the batch, runs the schedule.
+"""Trains the stages of one rank: places them, splits the batch, runs the schedule.
 
-Knows links (messages between stages), not how their bytes travel.
+Knows links (messages between ranks), not how their bytes travel.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, get_args
@@ -17,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipecomm.codecs.policy import BoundaryCodec, CodecPolicy, Codecs
-from pipecomm.device import as_device, device_of
+from pipecomm.device import as_device
+from pipecomm.engine.backward import warm_up_backward
 from pipecomm.engine.data_parallel import check_wrappers
-from pipecomm.engine.failures import describe, with_builtin_class
 from pipecomm.engine.grad_norm import clip_grad_norm
 from pipecomm.engine.loss import LossFn, Reduction, StepLoss, loss_weights
 from pipecomm.engine.microbatch import split_step
@@ -30,12 +28,14 @@ from pipecomm.engine.place import (
     connect_stages,
     find_place,
 )
+from pipecomm.engine.plan import Plan, check_schedule, evaluation_plan, training_plan
+from pipecomm.engine.section import Sections
 from pipecomm.engine.shared_parameters import counted_elsewhere
-from pipecomm.engine.stage import Stage, warm_up_backward
-from pipecomm.engine.stats import Direction, StepStats
+from pipecomm.engine.stage import Stage
+from pipecomm.engine.stats import StepStats
 from pipecomm.engine.step import Step
-from pipecomm.errors import ConfigError, PipecommError, StageFailedError
-from pipecomm.schedule import Action, Kind, Schedule, build, with_communication
+from pipecomm.errors import ConfigError
+from pipecomm.schedule import Action, Direction, Hop, Schedule
 
 if TYPE_CHECKING:
     from pipecomm.links.limits import FlowLimits
@@ -44,13 +44,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Pipeline", "StepResult"]
 
-# What _explain calls a place.
-_WHERE = r"stage \d+ of \d+[^:]*"
-
 
 @dataclass
 class StepResult:
-    """`loss` and `outputs` (a list, one per microbatch, detached) exist on the last stage only."""
+    """`loss` and `outputs` (a list, one per microbatch, detached) exist where the last stage is."""
 
     loss: float | None
     outputs: list[Any] | None
@@ -58,28 +55,30 @@ class StepResult:
 
 
 class Pipeline:
-    """A model split over ranks, one stage on each; this object is the stage of this rank.
+    """A model split over ranks; this object is what one rank has of it.
 
-    The stage's index is the rank in `process_group` (default: torch.distributed's default group;
-    where that is not initialised, a pipeline of one stage). Every rank constructs a Pipeline with
-    the same settings and then calls the same methods in the same order.
+    `stage` is the module of this rank's stage, or a list of modules, one for each of its stages
+    in the order that the schedule's placement gives them to it (with "interleaved" on P ranks,
+    rank r has stages r, r + P, ...). Ranks count in `process_group` (default: torch.distributed's
+    default group; where that is not initialised, there is one rank). Every rank constructs a
+    Pipeline with the same settings and then calls the same methods in the same order.
 
     `loss_fn(output, target)` is used on the last stage. With loss_reduction "mean" a microbatch's
     loss weighs by its share of the rows, with "sum" the losses are added. `codec` is for
     activations, `grad_codec` for their gradients: one for all boundaries, a list with one for
-    each, "auto", or a CodecPolicy. A transfer not done in `timeout_s` is an error.
-    `limits` bound what each link takes before its sender waits.
+    each, "auto", or a CodecPolicy; inside a rank nothing is encoded. A transfer not done in
+    `timeout_s` is an error. `limits` bound what each link takes before its sender waits.
 
     What arrives is put on `device`; by default where the stage's first parameter or buffer lies,
     for a stage without any on torch's default device.
 
-    Raises ConfigError for an unknown name and for a number of stages that is not the number of
-    ranks; connecting may raise TransportError or LinkTimeoutError.
+    Raises ConfigError for an unknown name, and for a number of stages that does not fit the ranks
+    or the schedule; connecting may raise TransportError or LinkTimeoutError.
     """
 
     def __init__(
         self,
-        stage: nn.Module,
+        stage: nn.Module | Sequence[nn.Module],
         *,
         schedule: str | Schedule = "1f1b",
         num_microbatches: int = 1,
@@ -98,66 +97,90 @@ class Pipeline:
         rank, size = find_place(process_group)
         self._links: Links | None = None
         try:
-            check_num_stages(num_stages, size)
-            _check_arguments(stage, loss_fn, loss_reduction, timeout_s)
-            self._device = None if device is None else as_device(device)
-            policies = _policies(codec, grad_codec, size - 1)
-            plan = _plan(schedule, size, num_microbatches)
-            self._actions = with_communication(plan)[rank]
-            self._stage = Stage(stage, rank, size)
-            if size > 1:
+            chunks = _chunks(stage)
+            _check_arguments(loss_fn, loss_reduction, timeout_s)
+            plan = check_schedule(schedule, len(chunks), rank, size, num_microbatches)
+            check_num_stages(num_stages, plan.num_stages, size)
+            policies = _policies(codec, grad_codec, plan.placement.num_boundaries)
+            self._plan = training_plan(plan, rank)
+            named = None if device is None else as_device(device)
+            self._stages = {
+                index: Stage(chunk, index, plan.num_stages, named)
+                for index, chunk in zip(plan.placement.stages_of(rank), chunks, strict=True)
+            }
+            if plan.num_stages > 1:
                 warm_up_backward()
         except BaseException as error:
             announce_failure(process_group, rank, size, error)
             raise
-        self.num_microbatches = plan.num_microbatches
+        self._rank = rank
         self._loss_fn = loss_fn
         self._loss_reduction: Reduction = loss_reduction
-        self._num_steps = 0
-        self._is_closed = False
-        self._codecs: dict[Direction, BoundaryCodec] = {}
         if size > 1:
-            codecs = f"codecs {policies['forward']} and {policies['backward']}"
             self._links = connect_stages(
                 process_group,
                 rank,
                 size,
-                settings=f"schedule {plan.name}, {plan.num_microbatches} microbatches, {codecs}",
+                settings=_settings(plan, policies),
                 timeout_s=timeout_s,
                 emulation=emulation,
                 pool=pool,
                 limits=limits,
                 device=self.device,
             )
-            try:
-                with self._shared_step("the start"):
-                    self._codecs = choose_codecs(self._links, policies, self.device, emulation)
-            except BaseException:
-                self.close()
-                raise
+        self._sections = Sections(rank, self._links)
+        self._codecs = self._choose_codecs(policies, emulation)
+
+    def _choose_codecs(
+        self, policies: Mapping[Direction, CodecPolicy], emulation: LinkEmulation | None
+    ) -> dict[Hop, BoundaryCodec]:
+        """Together with the other ranks; where that fails, this one is closed."""
+        if self._links is None:
+            return {}
+        try:
+            with self._sections.open("the start", self._place):
+                placement = self._plan.placement
+                return choose_codecs(self._links, placement, policies, self.device, emulation)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def codecs(self) -> dict[str, str]:
-        """The codec of this stage's activations ("forward") and gradients ("backward") now.
+        """The codec of this rank's activations ("forward") and gradients ("backward") now.
 
-        The last stage sends no activations, the first no gradients.
+        The last stage sends no activations, the first no gradients. A rank of several stages has
+        one for each boundary that it sends over, in their order: "int4, raw".
         """
-        return {direction: str(boundary.codec) for direction, boundary in self._codecs.items()}
+        names: dict[str, list[str]] = {}
+        for hop, boundary in self._codecs.items():
+            names.setdefault(hop.direction, []).append(str(boundary.codec))
+        return {direction: ", ".join(of_direction) for direction, of_direction in names.items()}
 
     @property
     def device(self) -> torch.device:
-        """Where what arrives is put."""
-        return self._device or device_of(self._stage.module)
+        """Where what arrives is put, for the first stage of this rank."""
+        return next(iter(self._stages.values())).device
+
+    @property
+    def num_microbatches(self) -> int:
+        """Of a training step."""
+        return self._plan.num_microbatches
+
+    @property
+    def stage_indices(self) -> tuple[int, ...]:
+        """The stages of this rank, from 0, in the order of its modules."""
+        return tuple(self._stages)
 
     @property
     def stage_index(self) -> int:
-        """The stage of this rank, from 0."""
-        return self._stage.index
+        """The stage of this rank, from 0; of several, the first."""
+        return self.stage_indices[0]
 
     @property
     def num_stages(self) -> int:
-        """Stages, and ranks, of the whole pipeline."""
-        return self._stage.num_stages
+        """Stages of the whole pipeline."""
+        return self._plan.placement.num_stages
 
     def train_step(
         self,
@@ -171,9 +194,9 @@ class Pipeline:
         """Run every microbatch forward and backward; gradients are added to the parameters' .grad.
 
         `inputs` (a tensor, or a tuple of positional arguments) are used on the first stage,
-        `targets` on the last, each rank's `kwargs` on its own stage. Every tensor in them is split
-        along dim 0, in whatever container pytree or a dict can rebuild, but for what is marked
-        ForEveryMicrobatch; a list or an iterator holds ready microbatches instead.
+        `targets` on the last, each rank's `kwargs` on all stages of its own. Every tensor in
+        them is split along dim 0, in whatever container pytree or a dict can rebuild, but for
+        what is marked ForEveryMicrobatch; a list or an iterator holds ready microbatches instead.
         `loss_divisor` divides the loss, for losses normalised by something other than rows.
 
         Raises what this stage raised, with stage and microbatch added as a note; on the other
@@ -181,10 +204,8 @@ class Pipeline:
         original is.
         Clear the gradients after an error; the next step works again unless a rank is gone.
         """
-        with torch.enable_grad():
-            return self._run(
-                self.num_microbatches, inputs, targets, kwargs, loss_divisor, return_outputs
-            )
+        number = self.num_microbatches
+        return self._run(True, number, inputs, targets, kwargs, loss_divisor, return_outputs)
 
     def eval_step(
         self,
@@ -201,8 +222,7 @@ class Pipeline:
         loss_fn the result's loss is None.
         """
         number = self.num_microbatches if num_microbatches is None else num_microbatches
-        with torch.no_grad():
-            return self._run(number, inputs, targets, kwargs, None, return_outputs)
+        return self._run(False, number, inputs, targets, kwargs, None, return_outputs)
 
     def clip_grad_norm_(
         self,
@@ -226,19 +246,20 @@ class Pipeline:
         TensorError for copies whose values or gradients differ; errors travel as in train_step.
         """
         sharing = "" if shared is None else " and shared"
-        with self._shared_step(f"clip_grad_norm_ with norm_type={norm_type}{sharing}"):
+        title = f"clip_grad_norm_ with norm_type={norm_type}{sharing}"
+        with self._sections.open(title, self._place):
             gather = _alone if self._links is None else self._links.gather
-            parameters = list(self._stage.module.parameters())
+            modules = [stage.module for stage in self._stages.values()]
+            # What two stages of this rank share counts once.
+            parameters = list(dict.fromkeys(p for module in modules for p in module.parameters()))
             others = (
-                []
-                if shared is None
-                else counted_elsewhere(shared, parameters, self.stage_index, gather)
+                [] if shared is None else counted_elsewhere(shared, parameters, self._rank, gather)
             )
             return clip_grad_norm(parameters, max_norm, norm_type, gather, counted_elsewhere=others)
 
     def close(self) -> None:
         """Disconnect from the other ranks. Idempotent; no step can run afterwards."""
-        self._is_closed = True
+        self._sections.close()
         if self._links is not None:
             self._links.close()
 
@@ -255,6 +276,7 @@ class Pipeline:
 
     def _run(
         self,
+        trains: bool,
         num_microbatches: int,
         inputs: Any,
         targets: Any,
@@ -262,90 +284,84 @@ class Pipeline:
         loss_divisor: float | Tensor | None,
         return_outputs: bool,
     ) -> StepResult:
-        """One step, training if gradients are enabled."""
-        method = "train_step" if torch.is_grad_enabled() else "eval_step"
-        with self._shared_step(f"{method} with num_microbatches={num_microbatches}") as running:
-            actions = self._actions_for(num_microbatches)
-            data = split_step(
-                inputs, targets, kwargs, num_microbatches, takes_inputs=self._stage.is_first
-            )
-            loss = StepLoss(
-                self._loss_fn,
-                data.targets,
-                # Elsewhere nobody needs to wait for a device's divisor.
-                loss_weights(
-                    data, self._loss_reduction, loss_divisor if self._stage.is_last else None
-                ),
-                keep_outputs=return_outputs and self._stage.is_last,
-            )
-            if torch.is_grad_enabled():
+        method = "train_step" if trains else "eval_step"
+        title = f"{method} with num_microbatches={num_microbatches}"
+        running: list[Step] = []
+
+        def place() -> str:
+            return self._place(running[-1].current if running else None)
+
+        with self._sections.open(title, place), torch.set_grad_enabled(trains):
+            plan = self._plan_of(trains, num_microbatches)
+            stages = self._stages.values()
+            has_last = any(stage.is_last for stage in stages)
+            takes_inputs = any(stage.is_first for stage in stages)
+            data = split_step(inputs, targets, kwargs, num_microbatches, takes_inputs=takes_inputs)
+            # Elsewhere nobody needs to wait for a device's divisor.
+            divisor = loss_divisor if has_last else None
+            weights = loss_weights(data, self._loss_reduction, divisor)
+            keep_outputs = return_outputs and has_last
+            loss = StepLoss(self._loss_fn, data.targets, weights, keep_outputs=keep_outputs)
+            if trains:
                 for boundary in self._codecs.values():
                     boundary.begin_step()
-            step = Step(self._stage, self._links, self._codecs, data, loss, self.device)
+            step = Step(plan, self._stages, self._links, self._codecs, data, loss, self.device)
             running.append(step)
-            step.run(actions)
+            step.run()
+            step.drain()
             return StepResult(loss.total(), loss.outputs(), step.stats)
 
-    @contextlib.contextmanager
-    def _shared_step(self, plan: str) -> Iterator[list[Step]]:
-        """What all ranks do together: whatever is raised inside ends it on every rank.
-
-        `plan` must be the same on every rank. The block puts the Step that runs, if any, into
-        the list it is given.
-        """
-        if self._is_closed:
-            raise ConfigError("expected an open pipeline; got one that has been closed")
-        self._num_steps += 1
-        running: list[Step] = []
-        try:
-            if self._links is not None:
-                self._links.begin_step(self._num_steps, plan)
-            yield running
-        except StageFailedError as error:
-            # Passed on: this rank may be gone before the failed one's own word is everywhere.
-            self._abort(str(error))
-            raise with_builtin_class(error, _WHERE) from None
-        except BaseException as error:
-            self._abort(self._explain(error, running[-1].current if running else None))
-            raise
-
-    def _actions_for(self, num_microbatches: int) -> tuple[Action, ...]:
-        if not torch.is_grad_enabled():
-            return _forward_only(self.num_stages, num_microbatches)[self.stage_index]
-        if self._stage.is_last and self._loss_fn is None:
+    def _plan_of(self, trains: bool, num_microbatches: int) -> Plan:
+        if not trains:
+            return evaluation_plan(self._plan.placement, num_microbatches, self._rank)
+        if self._loss_fn is None and any(stage.is_last for stage in self._stages.values()):
             raise ConfigError("expected a loss_fn on the last stage for train_step; got None")
-        return self._actions
+        return self._plan
 
-    def _abort(self, text: str) -> None:
-        # The links may be what failed; the error at hand says more than theirs.
-        if self._links is not None:
-            with contextlib.suppress(PipecommError):
-                self._links.abort(text)
-
-    def _explain(self, error: BaseException, current: Action | None) -> str:
-        """The text for the other ranks; the reader of the traceback here gets the place."""
-        where = f"stage {self.stage_index} of {self.num_stages}"
-        if current is not None:
-            where += f", {current.kind.value} of microbatch {current.microbatch}"
-        if hasattr(error, "add_note"):
-            error.add_note(f"pipecomm: in {where}")
-        return describe(error, where)
+    def _place(self, current: Action | None = None) -> str:
+        """Where this rank is, for errors."""
+        stages = self.stage_indices if current is None else (current.stage,)
+        plural = "s" if len(stages) > 1 else ""
+        where = f"stage{plural} {' and '.join(map(str, stages))} of {self.num_stages}"
+        if current is None:
+            return where
+        return f"{where}, {current.kind.value} of microbatch {current.microbatch}"
 
 
 def _alone(value: Tensor) -> list[Tensor]:
     return [value]
 
 
-def _check_arguments(stage: Any, loss_fn: Any, loss_reduction: Any, timeout_s: Any) -> None:
-    if not isinstance(stage, nn.Module):
-        raise ConfigError(f"expected an nn.Module as stage; got {type(stage).__name__}")
-    check_wrappers(stage)
+def _chunks(stage: Any) -> list[nn.Module]:
+    """The modules of this rank's stages."""
+    chunks = [stage] if isinstance(stage, nn.Module) else stage
+    if not isinstance(chunks, (list, tuple)) or not chunks:
+        raise ConfigError(
+            f"expected an nn.Module as stage, or a list of them; got {type(stage).__name__}"
+        )
+    for chunk in chunks:
+        if not isinstance(chunk, nn.Module):
+            raise ConfigError(f"expected an nn.Module as stage; got {type(chunk).__name__}")
+        check_wrappers(chunk)
+    return list(chunks)
+
+
+def _check_arguments(loss_fn: Any, loss_reduction: Any, timeout_s: Any) -> None:
     if loss_fn is not None and not callable(loss_fn):
         raise ConfigError(f"expected a function as loss_fn; got {loss_fn!r}")
     if loss_reduction not in get_args(Reduction):
         raise ConfigError(f'expected loss_reduction "mean" or "sum"; got {loss_reduction!r}')
     if not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
         raise ConfigError(f"expected timeout_s of more than 0 s; got {timeout_s!r}")
+
+
+def _settings(schedule: Schedule, policies: Mapping[Direction, CodecPolicy]) -> str:
+    """What all ranks must agree on, in words."""
+    return (
+        f"schedule {schedule.name} of {schedule.num_stages} stages, "
+        f"{schedule.num_microbatches} microbatches, "
+        f"codecs {policies['forward']} and {policies['backward']}"
+    )
 
 
 def _policies(
@@ -358,36 +374,3 @@ def _policies(
     for policy in policies.values():
         policy.check(num_boundaries)
     return policies
-
-
-def _plan(schedule: str | Schedule, num_stages: int, num_microbatches: int) -> Schedule:
-    """The checked schedule, with stage k on rank k."""
-    if isinstance(schedule, str):
-        return build(schedule, num_stages, num_microbatches)
-    if not isinstance(schedule, Schedule):
-        raise ConfigError(f"expected the name of a schedule or a Schedule; got {schedule!r}")
-    if schedule.num_stages != num_stages or len(schedule.ranks) != num_stages:
-        raise ConfigError(
-            f"expected a schedule of {num_stages} stages on {num_stages} ranks; got "
-            f"{schedule.num_stages} stages on {len(schedule.ranks)} ranks ({schedule.name})"
-        )
-    if num_microbatches not in (1, schedule.num_microbatches):
-        raise ConfigError(
-            f"expected num_microbatches as in the schedule, {schedule.num_microbatches}; "
-            f"got {num_microbatches}"
-        )
-    schedule.check()
-    others = sorted(kind.value for kind in schedule.kinds - {Kind.F, Kind.B})
-    if others:
-        raise ConfigError(
-            f"expected a schedule of F and B; got {', '.join(others)} in {schedule.name!r}: "
-            "backwards split into I and W can be checked and simulated, not yet executed"
-        )
-    if any(action.stage != rank for rank, row in enumerate(schedule.ranks) for action in row):
-        raise ConfigError(f"expected stage k on rank k in {schedule!r}; got another order")
-    return schedule
-
-
-@functools.lru_cache(maxsize=16)
-def _forward_only(num_stages: int, num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
-    return with_communication(build("gpipe", num_stages, num_microbatches).forward_only())

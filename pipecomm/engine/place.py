@@ -1,4 +1,4 @@
-"""Finds this rank's place in a pipeline and connects it to the other stages."""
+"""Finds this rank's place in a pipeline and connects it to the others."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch.distributed as dist
 from pipecomm.codecs.codec import Codec
 from pipecomm.codecs.policy import AUTO, BoundaryCodec, CodecPolicy, codec_for_speed
 from pipecomm.engine.link_speed import boundary_speeds
-from pipecomm.engine.stats import Direction
 from pipecomm.errors import ConfigError
 from pipecomm.links.link import LinkEmulation, Links, announce
+from pipecomm.schedule import Direction, Hop, Placement
 
 if TYPE_CHECKING:
     from pipecomm.links.limits import FlowLimits
@@ -47,14 +47,20 @@ def _is_initialized() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def check_num_stages(num_stages: int | None, size: int) -> None:
-    """Raise ConfigError unless there is one rank for each of `num_stages`."""
-    if num_stages is not None and num_stages != size:
-        why = "" if _is_initialized() else " (torch.distributed is not initialised)"
+def check_num_stages(expected: int | None, num_stages: int, size: int) -> None:
+    """Raise ConfigError unless the pipeline, over `size` ranks, has as many stages as expected."""
+    if expected is None or expected == num_stages:
+        return
+    why = "" if _is_initialized() else " (torch.distributed is not initialised)"
+    if num_stages != size:
         raise ConfigError(
-            f"expected one rank for each of {num_stages} stages; got {size} in all{why}. "
-            f"Start {num_stages} ranks and call torch.distributed.init_process_group"
+            f"expected {expected} stages; got {num_stages} on {size} ranks{why}. Every rank gives "
+            f"a module for each of its stages"
         )
+    raise ConfigError(
+        f"expected one rank for each of {expected} stages; got {size} in all{why}. "
+        f"Start {expected} ranks and call torch.distributed.init_process_group"
+    )
 
 
 def connect_stages(
@@ -88,30 +94,31 @@ def connect_stages(
 
 def choose_codecs(
     links: Links,
+    placement: Placement,
     policies: Mapping[Direction, CodecPolicy],
     device: torch.device,
     emulation: LinkEmulation | None = None,
-) -> dict[Direction, BoundaryCodec]:
-    """What this rank uses for what it sends: "forward" except on the last, "backward" on the first.
+) -> dict[Hop, BoundaryCodec]:
+    """What this rank uses for what it sends, by its way; inside a rank nothing is encoded.
 
     All ranks call this together in a step. "auto" is decided by the speed of the boundary's slower
     direction, measured with tensors on `device` where it is not known: all ranks decide alike, for
     all boundaries, and log what to write to have the same again.
     """
-    num_boundaries = links.size - 1
+    num_boundaries = placement.num_boundaries
     speeds = [math.inf] * num_boundaries
     if any(AUTO in policy.names for policy in policies.values()):
-        speeds = boundary_speeds(links, device, emulation)
-    chosen: dict[Direction, BoundaryCodec] = {}
-    own: dict[Direction, int] = {"forward": links.rank, "backward": links.rank - 1}
-    for direction, boundary in own.items():
-        policy = policies[direction]
+        speeds = boundary_speeds(links, placement, device, emulation)
+    chosen: dict[Hop, BoundaryCodec] = {}
+    for direction, policy in policies.items():
         codecs = [_decide(policy.at(k, num_boundaries), speed) for k, speed in enumerate(speeds)]
         if AUTO in policy.names:
             _tell(direction, codecs, speeds)
-        if 0 <= boundary < num_boundaries:
-            where = f"stage {links.rank}, {direction}"
-            chosen[direction] = BoundaryCodec(policy, codecs[boundary], where)
+        for boundary, codec in enumerate(codecs):
+            hop = placement.hop_over(boundary, direction)
+            if hop.is_message and hop.sender == links.rank:
+                where = f"stage {hop.source}, {direction}"
+                chosen[hop] = BoundaryCodec(policy, codec, where)
     return chosen
 
 

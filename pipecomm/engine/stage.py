@@ -1,24 +1,23 @@
 """One stage: runs its module forward and backward and holds what a microbatch needs in between.
 
-Knows nothing of other ranks. Of a forward's outputs only the gradient edges stay, so an output's
-memory is free once it has been sent; of its inputs, the leaves that will receive a gradient.
+Knows nothing of other ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pipecomm.addressable import ADVICE, why_not_addressable
+from pipecomm.device import device_of
+from pipecomm.engine.backward import Backward
 from pipecomm.engine.data_parallel import DeferredReduction
 
-__all__ = ["Head", "Stage", "boundary_tensors", "warm_up_backward"]
+__all__ = ["Head", "Stage", "as_received", "boundary_tensors"]
 
 # What the last stage does with its module's output: (microbatch, output) -> weighted loss, if any.
 Head = Callable[[int, Any], "Tensor | None"]
@@ -31,24 +30,18 @@ _NOTHING_TO_TRAIN = (
 )
 
 
-@dataclass(frozen=True)
-class _Kept:
-    leaves: tuple[Tensor, ...]
-    edges: tuple[GradientEdge, ...]
-    # Of the outputs behind the edges.
-    devices: tuple[torch.device, ...]
-    # As DeferredReduction.roots gives them.
-    roots: tuple[Tensor, ...]
-
-
 class Stage:
-    """`module` as stage `index` of `num_stages`."""
+    """`module` as stage `index` of `num_stages`; `device`: where its inputs are put, if named."""
 
-    def __init__(self, module: nn.Module, index: int, num_stages: int) -> None:
+    def __init__(
+        self, module: nn.Module, index: int, num_stages: int, device: torch.device | None = None
+    ) -> None:
         self.module = module
         self.index = index
         self.num_stages = num_stages
-        self._kept: dict[int, _Kept] = {}
+        self._device = device
+        # By microbatch, with what DeferredReduction.roots gave for its outputs.
+        self._backwards: dict[int, tuple[Backward, tuple[Tensor, ...]]] = {}
         self._reduction = DeferredReduction(module)
 
     @property
@@ -59,13 +52,18 @@ class Stage:
     def is_last(self) -> bool:
         return self.index == self.num_stages - 1
 
+    @property
+    def device(self) -> torch.device:
+        """Where its inputs are put: as named, or where the module lies now."""
+        return self._device or device_of(self.module)
+
     @contextmanager
-    def step(self) -> Iterator[None]:
-        """Around the forwards and backwards of one step: training if autograd is on.
+    def step(self, *, trains: bool) -> Iterator[None]:
+        """Around the forwards and backwards of one step.
 
         Whatever the block raises, nothing of it is left for the next step.
         """
-        if torch.is_grad_enabled():
+        if trains:
             self._reduction.begin()
         try:
             yield
@@ -76,73 +74,76 @@ class Stage:
             self.forget()
 
     def forward(
-        self, microbatch: int, inputs: Sequence[Any], kwargs: Mapping[str, Any], head: Head
+        self,
+        microbatch: int,
+        inputs: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        head: Head,
+        *,
+        keeps: bool,
     ) -> tuple[Tensor, ...]:
         """Run the module; return the tensors for the next stage, none on the last.
 
-        Keeps what backward() needs if autograd is on. Raises TypeError for an output that cannot
-        travel, RuntimeError for a loss that no backward pass can start from.
+        Runs with autograd, and keeps what backward() needs, if it `keeps`; whatever torch's grad
+        mode is. Raises TypeError for an output that cannot travel, RuntimeError for a loss that
+        no backward pass can start from.
         """
-        trains = torch.is_grad_enabled()
-        output = self.module(*inputs, **kwargs)
+        with torch.set_grad_enabled(keeps):
+            output = self.module(*inputs, **kwargs)
+            if self.is_last:
+                loss = head(microbatch, output)
+                results: tuple[Tensor, ...] = () if loss is None else (loss,)
+            else:
+                results = boundary_tensors(output, self.index)
+            if keeps:
+                self._keep(microbatch, () if self.is_first else inputs, results)
         if self.is_last:
-            loss = head(microbatch, output)
-            results: tuple[Tensor, ...] = () if loss is None else (loss,)
-        else:
-            results = boundary_tensors(output, self.index)
-        if not trains:
-            return () if self.is_last else tuple(tensor.detach() for tensor in results)
+            return ()
+        return results if keeps else tuple(tensor.detach() for tensor in results)
+
+    def _keep(self, microbatch: int, received: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         if self.is_last and not any(loss.requires_grad for loss in results):
             raise RuntimeError(_NOTHING_TO_TRAIN)
-        received = () if self.is_first else tuple(inputs)
-        differentiable = [tensor for tensor in results if tensor.requires_grad]
-        self._kept[microbatch] = _Kept(
-            leaves=tuple(tensor for tensor in received if tensor.requires_grad),
-            edges=tuple(get_gradient_edge(tensor) for tensor in differentiable),
-            devices=tuple(tensor.device for tensor in differentiable),
-            roots=self._reduction.roots(differentiable),
-        )
-        return () if self.is_last else results
+        roots = self._reduction.roots([tensor for tensor in results if tensor.requires_grad])
+        self._backwards[microbatch] = Backward.between(received, results), roots
 
     def num_gradients(self, microbatch: int) -> int:
         """How many gradients the next stage will send; 0 as long as the forward has not run."""
-        kept = self._kept.get(microbatch)
-        return 0 if kept is None or self.is_last else len(kept.edges)
+        if self.is_last or microbatch not in self._backwards:
+            return 0
+        return len(self._backwards[microbatch][0].edges)
 
     def backward(
-        self, microbatch: int, gradients: Sequence[Tensor | None], *, ends_step: bool = False
+        self, microbatch: int, gradients: Sequence[Tensor | None], *, reduces: bool = False
     ) -> tuple[Tensor | None, ...]:
         """Run the backward pass; return a gradient, or None, for each input that requires one.
 
-        `gradients` has one entry per output that requires a gradient; on the last stage the loss
-        starts the pass and `gradients` is empty. With the pass that `ends_step`, the last one of
-        it, data-parallel wrappers reduce.
+        `gradients` has one entry per output that requires a gradient; on the last stage one, that
+        of the loss. With the pass that `reduces`, the last one of a step, data-parallel wrappers
+        reduce.
         """
-        kept = self._kept.pop(microbatch)
-        starts = [None] * len(kept.edges) if self.is_last else gradients
-        pairs = [
-            (edge, None if gradient is None else gradient.to(device))
-            for edge, gradient, device in zip(kept.edges, starts, kept.devices, strict=True)
-            if gradient is not None or self.is_last
-        ]
-        with self._reduction.last_backward(kept.roots) if ends_step else nullcontext():
-            if pairs:
-                edges, values = zip(*pairs, strict=True)
-                torch.autograd.backward(edges, values)
-        return tuple(leaf.grad for leaf in kept.leaves)
+        backward, roots = self._backwards.pop(microbatch)
+        with (
+            torch.enable_grad(),
+            self._reduction.last_backward(roots) if reduces else nullcontext(),
+        ):
+            return backward.run(gradients)
 
     def forget(self) -> None:
         """Drop whatever is left of unfinished microbatches."""
-        self._kept.clear()
+        self._backwards.clear()
 
 
-def warm_up_backward() -> None:
-    """Make torch import now what backward passes from given gradients need, over a second of it.
+def as_received(tensors: Sequence[Tensor | None], device: torch.device) -> list[Tensor | None]:
+    """What a stage makes as the next stage of the same rank takes it: as from a link, not copied.
 
-    In the first step the other ranks would have to wait for it.
+    Leaves on `device`, with the memory and requires_grad of `tensors`: autograd ends between
+    stages wherever they are.
     """
-    with torch.enable_grad():
-        torch.autograd.backward([torch.zeros(1, requires_grad=True) * 1], [torch.ones(1)])
+    return [
+        None if one is None else one.detach().to(device).requires_grad_(one.requires_grad)
+        for one in tensors
+    ]
 
 
 def boundary_tensors(output: Any, stage_index: int) -> tuple[Tensor, ...]:

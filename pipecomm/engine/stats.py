@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 from pipecomm.engine.timeline import TimelineEvent
+from pipecomm.schedule import Action
 
 if TYPE_CHECKING:
     from pipecomm.links.link import Transfer
 
-__all__ = ["Direction", "StepStats"]
-
-Direction = Literal["forward", "backward"]
+__all__ = ["StepStats"]
 
 
 @dataclass
@@ -41,26 +40,24 @@ class StepStats:
         """Share of the step in which this rank did not compute."""
         return 1 - self.compute_s / self.step_s if self.step_s > 0 else 0.0
 
-    def add_compute(
-        self, name: str, direction: Direction, microbatch: int, start_s: float, end_s: float
-    ) -> None:
-        args = {"direction": direction, "microbatch": microbatch}
-        self.events.append(TimelineEvent(name, "compute", start_s, end_s, args))
+    def add_compute(self, action: Action, start_s: float, end_s: float) -> None:
+        self.events.append(TimelineEvent(str(action), "compute", start_s, end_s, _args(action)))
         self.compute_s += end_s - start_s
 
     def add_transfer(
         self,
         lane: str,
-        direction: Direction,
-        microbatch: int,
+        action: Action,
         transfer: Transfer,
         waited_s: tuple[float, float] | None,
     ) -> None:
-        """A finished transfer; `waited_s` is from when to when the compute thread waited for it."""
-        name = f"{lane} {direction} {microbatch}"
+        """A finished transfer; `waited_s` is from when to when the compute thread waited for it.
+
+        `action` is the one that sent, or takes, what it brings.
+        """
+        name = f"{lane} {action.kind.direction} {action.microbatch}"
         args = {
-            "direction": direction,
-            "microbatch": microbatch,
+            **_args(action),
             "payload_nbytes": transfer.payload_nbytes,
             "wire_nbytes": transfer.wire_nbytes,
         }
@@ -80,3 +77,11 @@ class StepStats:
             self.wait_s += wait_end_s - wait_start_s
             on_its_way_s = min(wait_end_s, end_s) - max(wait_start_s, start_s)
             self.exposed_comm_s += max(0.0, on_its_way_s)
+
+
+def _args(action: Action) -> dict[str, Any]:
+    return {
+        "direction": action.kind.direction,
+        "stage": action.stage,
+        "microbatch": action.microbatch,
+    }

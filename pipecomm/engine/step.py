@@ -1,7 +1,7 @@
 """Carries out one rank's actions of one step; the only place where a pipeline waits.
 
-The actions come from a schedule: F and B compute and first wait for their own receive; RECV_* and
-SEND_* are posted and not waited for.
+The actions come from a plan: F and B compute and first wait for their own receive; RECV_* and
+SEND_* are posted and not waited for. Between two stages of this rank results stay in memory.
 """
 
 from __future__ import annotations
@@ -9,162 +9,193 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from pipecomm.codecs.policy import BoundaryCodec
+from pipecomm.engine.loss import StepLoss
 from pipecomm.engine.microbatch import Microbatches
 from pipecomm.engine.pace import Pace
-from pipecomm.engine.stage import Head, Stage
-from pipecomm.engine.stats import Direction, StepStats
-from pipecomm.schedule import Action, Kind
+from pipecomm.engine.plan import Plan
+from pipecomm.engine.stage import Stage, as_received
+from pipecomm.engine.stats import StepStats
+from pipecomm.schedule import Action, Direction, Hop, Kind
 
 if TYPE_CHECKING:
     from pipecomm.links.link import Links, Transfer
 
 __all__ = ["Step"]
 
+# Stage and microbatch: of the stage that takes what arrives, or that made what is to be sent.
+_Key = tuple[Direction, int, int]
+
 
 class Step:
-    """One running step. Holds tensors; drop it when the step is over.
+    """One running step over this rank's `stages`, by index, and the messages of its hops.
 
-    `current` is the action at work, None before the first and after the last. What arrives is put
-    on `device`.
+    Holds tensors; drop it when the step is over. `current` is the action at work, None before
+    the first and after the last. `device` is where the rank computes.
     """
 
     def __init__(
         self,
-        stage: Stage,
+        plan: Plan,
+        stages: Mapping[int, Stage],
         links: Links | None,
-        codecs: Mapping[Direction, BoundaryCodec],
+        codecs: Mapping[Hop, BoundaryCodec],
         data: Microbatches,
-        head: Head,
+        loss: StepLoss,
         device: torch.device,
     ) -> None:
         self.stats = StepStats()
         self.current: Action | None = None
-        self._stage = stage
+        self._plan = plan
+        self._hops_in = plan.placement.hops_in
+        self._hops_out = plan.placement.hops_out
+        self._stages = stages
+        self._devices = {index: stage.device for index, stage in stages.items()}
         self._links = links
         self._codecs = codecs
         self._data = data
-        self._head = head
-        self._device = device
-        # As many as the sends that may be open.
-        self._pace = Pace(device, 2 * stage.num_stages)
-        self._last_backward: int | None = None
-        self._receives: dict[tuple[Direction, int], Transfer] = {}
-        self._results: dict[tuple[Direction, int], tuple[Tensor | None, ...]] = {}
-        self._sends: deque[tuple[Direction, int, Transfer]] = deque()
+        self._loss = loss
+        # As many as the sends that may be open where that is bounded.
+        self._pace = Pace(device, 2 * plan.placement.num_stages)
+        self._receives: dict[_Key, Transfer] = {}
+        self._handed_over: dict[_Key, list[Tensor | None]] = {}
+        self._to_send: dict[_Key, Sequence[Tensor | None]] = {}
+        self._sends: deque[tuple[Action, Transfer]] = deque()
 
-    def run(self, actions: Sequence[Action]) -> None:
-        """Carry out the actions in order; return when everything sent has left.
-
-        With tensors of a device: when all of that is enqueued on its current stream.
-        """
+    def run(self) -> None:
+        """Carry out the plan's actions in order."""
         start_s = time.monotonic()
         carry_out = {
             Kind.F: self._forward,
             Kind.B: self._backward,
-            Kind.RECV_F: self._post_activation_receive,
+            Kind.RECV_F: self._post_receive,
             Kind.RECV_B: self._post_gradient_receive,
-            Kind.SEND_F: self._send_activation,
-            Kind.SEND_B: self._send_gradient,
+            Kind.SEND_F: self._send,
+            Kind.SEND_B: self._send,
         }
-        backwards = [action.microbatch for action in actions if action.kind is Kind.B]
-        self._last_backward = backwards[-1] if backwards else None
-        with self._stage.step():
-            for action in actions:
+        with ExitStack() as stack:
+            for stage in self._stages.values():
+                stack.enter_context(stage.step(trains=self._plan.trains))
+            for action in self._plan.actions:
                 self.current = action
-                carry_out[action.kind](action.microbatch)
+                carry_out[action.kind](action)
         self.current = None
+        self.stats.step_s += time.monotonic() - start_s
+
+    def drain(self) -> None:
+        """Return when everything sent has left; of a device: when that is enqueued there.
+
+        On its current stream.
+        """
+        start_s = time.monotonic()
         self._limit_sends(0)
-        self.stats.step_s = time.monotonic() - start_s
+        self.stats.step_s += time.monotonic() - start_s
 
-    def _forward(self, microbatch: int) -> None:
-        inputs: Any = self._data.inputs[microbatch]
-        if not self._stage.is_first:
-            inputs = self._receive("forward", microbatch)
+    def _forward(self, action: Action) -> None:
+        stage, microbatch = self._stages[action.stage], action.microbatch
+        is_fed = self._hops_in[action.kind][action.stage] is None
+        inputs: Any = self._data.inputs[microbatch] if is_fed else self._take(action)
         kwargs = self._data.kwargs[microbatch]
-        with self._computing(Kind.F, "forward", microbatch):
-            outputs = self._stage.forward(microbatch, inputs, kwargs, self._head)
-        self._results["forward", microbatch] = outputs
+        with self._computing(action):
+            outputs = stage.forward(microbatch, inputs, kwargs, self._loss, keeps=self._plan.trains)
+        self._pass_on(action, outputs)
 
-    def _backward(self, microbatch: int) -> None:
-        gradients: Any = ()
-        if self._stage.num_gradients(microbatch) > 0:
-            self._post_gradient_receive(microbatch)
-            gradients = self._receive("backward", microbatch)
-        with self._computing(Kind.B, "backward", microbatch):
-            results = self._stage.backward(
-                microbatch, gradients, ends_step=microbatch == self._last_backward
-            )
-        self._results["backward", microbatch] = results
-
-    def _post_activation_receive(self, microbatch: int) -> None:
-        self._post_receive("forward", microbatch)
-
-    def _post_gradient_receive(self, microbatch: int) -> None:
-        """Post it, unless it is posted, none will come, or the forward is yet to tell."""
-        is_posted = ("backward", microbatch) in self._receives
-        if not is_posted and self._stage.num_gradients(microbatch) > 0:
-            self._post_receive("backward", microbatch)
-
-    def _send_activation(self, microbatch: int) -> None:
-        self._send("forward", microbatch)
-
-    def _send_gradient(self, microbatch: int) -> None:
+    def _backward(self, action: Action) -> None:
+        stage, microbatch = self._stages[action.stage], action.microbatch
+        gradients: Sequence[Tensor | None] = ()
+        if stage.is_last:
+            gradients = [self._loss.start_gradient(microbatch)]
+        elif stage.num_gradients(microbatch) > 0:
+            gradients = self._take(action)
+        with self._computing(action):
+            results = stage.backward(microbatch, gradients, reduces=action in self._plan.reducing)
         # The stage before knows from its own outputs when no gradient will come.
-        if self._results["backward", microbatch]:
-            self._send("backward", microbatch)
+        if results:
+            self._pass_on(action, results)
 
-    def _post_receive(self, direction: Direction, microbatch: int) -> None:
+    def _pass_on(self, action: Action, tensors: Sequence[Tensor | None]) -> None:
+        """To the stage that takes them, or to the SEND that will."""
+        hop = self._hops_out[action.kind][action.stage]
+        if hop is None:
+            return
+        if hop.is_message:
+            self._to_send[hop.direction, hop.source, action.microbatch] = tensors
+        else:
+            key = hop.direction, hop.target, action.microbatch
+            self._handed_over[key] = as_received(tensors, self._devices[hop.target])
+
+    def _take(self, action: Action) -> list[Tensor | None]:
+        """What the stage before or after has made for this action."""
+        hop = self._hops_in[action.kind][action.stage]
+        assert hop is not None
+        key = hop.direction, hop.target, action.microbatch
+        if not hop.is_message:
+            return self._handed_over.pop(key)
+        self._post_receive(action)
+        return self._wait("recv", action, self._receives.pop(key))
+
+    def _post_gradient_receive(self, action: Action) -> None:
+        """Post it, unless none will come, or the forward is yet to tell."""
+        if self._stages[action.stage].num_gradients(action.microbatch) > 0:
+            self._post_receive(action)
+
+    def _post_receive(self, action: Action) -> None:
+        """Post the receive of what the action, or the one it is for, takes; if it is not."""
+        hop = self._hops_in[action.kind][action.stage]
+        assert hop is not None
         assert self._links is not None
-        source = self._stage.index + (-1 if direction == "forward" else 1)
-        self._receives[direction, microbatch] = self._links.receive(
-            source, direction=direction, microbatch=microbatch, device=self._device
-        )
+        key = hop.direction, hop.target, action.microbatch
+        if key not in self._receives:
+            self._receives[key] = self._links.receive(
+                hop.sender,
+                direction=hop.direction,
+                microbatch=action.microbatch,
+                stage=hop.target,
+                device=self._devices[hop.target],
+            )
 
-    def _receive(self, direction: Direction, microbatch: int) -> list[Tensor | None]:
-        transfer = self._receives.pop((direction, microbatch))
-        return self._wait("recv", direction, microbatch, transfer)
-
-    def _send(self, direction: Direction, microbatch: int) -> None:
+    def _send(self, action: Action) -> None:
+        hop = self._hops_out[action.kind][action.stage]
+        assert hop is not None
         assert self._links is not None
-        # Bounds what waits to leave where nothing comes back that would hold this rank up.
-        self._limit_sends(2 * self._stage.num_stages)
-        tensors = self._results.pop((direction, microbatch))
-        boundary = self._codecs[direction]
+        tensors = self._to_send.pop((hop.direction, hop.source, action.microbatch), ())
+        if not tensors:
+            return
+        if self._plan.max_open_sends is not None:
+            self._limit_sends(self._plan.max_open_sends)
+        boundary = self._codecs[hop]
         transfer = self._links.send(
-            self._stage.index + (1 if direction == "forward" else -1),
+            hop.receiver,
             tensors,
-            direction=direction,
-            microbatch=microbatch,
-            codec=boundary.choose(microbatch, tensors),
+            direction=hop.direction,
+            microbatch=action.microbatch,
+            stage=hop.target,
+            codec=boundary.choose(action.microbatch, tensors, trains=self._plan.trains),
             min_nbytes=boundary.min_nbytes,
         )
-        self._sends.append((direction, microbatch, transfer))
+        self._sends.append((action, transfer))
 
     def _limit_sends(self, max_open: int) -> None:
-        while self._sends and (len(self._sends) > max_open or self._sends[0][2].is_done):
+        while self._sends and (len(self._sends) > max_open or self._sends[0][1].is_done):
             self._wait("send", *self._sends.popleft())
 
-    def _wait(
-        self, lane: str, direction: Direction, microbatch: int, transfer: Transfer
-    ) -> list[Tensor | None]:
+    def _wait(self, lane: str, action: Action, transfer: Transfer) -> list[Tensor | None]:
         was_done = transfer.is_done
         start_s = time.monotonic()
         tensors = transfer.wait()
         waited_s = None if was_done else (start_s, time.monotonic())
-        self.stats.add_transfer(lane, direction, microbatch, transfer, waited_s)
+        self.stats.add_transfer(lane, action, transfer, waited_s)
         return tensors
 
     @contextmanager
-    def _computing(self, kind: Kind, direction: Direction, microbatch: int) -> Iterator[None]:
+    def _computing(self, action: Action) -> Iterator[None]:
         start_s = time.monotonic()
         yield
-        name = str(Action(kind, self._stage.index, microbatch))
-        self.stats.add_compute(name, direction, microbatch, start_s, time.monotonic())
+        self.stats.add_compute(action, start_s, time.monotonic())
         self._pace.add()

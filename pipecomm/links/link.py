@@ -12,9 +12,11 @@ import torch
 
 from pipecomm.codecs.codec import Codec
 from pipecomm.errors import ConfigError, NotBuiltError, StageFailedError
+from pipecomm.links.agreement import title_tensor
 from pipecomm.links.limits import FlowLimits
-from pipecomm.links.part import CPU_INDEX, to_part, to_tensor
+from pipecomm.links.part import CPU_INDEX, to_part
 from pipecomm.links.rendezvous import Store, announce, connect
+from pipecomm.links.transfer import Side, Transfer
 from pipecomm.memory.pool import MemoryPool, default_pool
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ Direction = Literal["forward", "backward"]
 
 _RAW = "raw"
 _CPU = torch.device("cpu")
-_MAX_PLAN_NBYTES = 1000
+_NO_STAGE = -1
 # Tensors of closed links that a stream may still read, until the peer has let it go.
 _left_behind: list[tuple[Any, list[Tensor]]] = []
 
@@ -57,99 +59,6 @@ class LinkCounters:
     wire_nbytes_received: int = 0
 
 
-class Transfer:
-    """A message on its way. Times are seconds of time.monotonic(), 0.0 while not yet reached."""
-
-    def __init__(
-        self,
-        core_transfer: Any,
-        timeout_s: float,
-        side: _Side,
-        *,
-        target: torch.device = _CPU,
-        leaving: list[Tensor] | None = None,
-        plan: str = "",
-    ) -> None:
-        self._core = core_transfer
-        self._timeout_s = timeout_s
-        self._side = side
-        self._target = target
-        self._leaving = leaving
-        # What the sender says that it runs; the message ends with it.
-        self._plan = plan
-
-    def wait(self) -> list[Tensor | None]:
-        """Block until done; give the received tensors (none for a send), once.
-
-        With tensors of a CUDA device, until all of it is enqueued there: the caller's current
-        stream then waits for the rest, and the host does not.
-
-        Received tensors own memory of the pool (torch's, if coded and not row-major) and are
-        leaves with the sender's requires_grad and dense strides; None stands for a gradient that
-        does not exist. On a device their memory is used again once the stream that is current in
-        this call has done what it was given before the tensor died; a stream that reads them must
-        be waited for by that one first.
-
-        Raises LinkTimeoutError, PeerLostError, StageFailedError, MessageMismatchError or
-        TransportError; ConfigError when the sender runs another plan. The GIL is released while
-        waiting.
-        """
-        self._core.wait(self._timeout_s)
-        parts = self._core.take(self._side.device, self._side.current_stream())
-        if self._leaving is not None:
-            if self.is_done:  # else the links keep the tensors until the device is
-                self._leaving.clear()
-            return []
-        if self._plan:
-            self._check_plan(to_tensor(parts.pop(), _CPU) if parts else None)
-        return [to_tensor(part, self._target) for part in parts]
-
-    def _check_plan(self, sent: Tensor | None) -> None:
-        theirs = "something else" if sent is None else _plan_of(sent)
-        if theirs != self._plan:
-            raise ConfigError(
-                f"expected every rank to run the same; got {self._plan} on this rank and "
-                f"{theirs} on rank {self._core.peer}"
-            )
-
-    @property
-    def is_done(self) -> bool:
-        """On a device, too."""
-        return bool(self._core.is_done)
-
-    @property
-    def payload_nbytes(self) -> int:
-        """Bytes of the tensors given to send."""
-        return int(self._core.payload_nbytes) - len(self._plan.encode())
-
-    @property
-    def wire_nbytes(self) -> int:
-        return int(self._core.wire_nbytes)
-
-    @property
-    def posted_s(self) -> float:
-        return float(self._core.posted_ns) / 1e9
-
-    @property
-    def started_s(self) -> float:
-        return float(self._core.started_ns) / 1e9
-
-    @property
-    def done_s(self) -> float:
-        return float(self._core.done_ns) / 1e9
-
-
-@dataclass
-class _Side:
-    """The device of a rank's tensors: the core's, none for the CPU, and torch's name for it."""
-
-    device: Any = None
-    name: torch.device = _CPU
-
-    def current_stream(self) -> int:
-        return torch.cuda.current_stream(self.name).cuda_stream if self.name.type == "cuda" else 0
-
-
 class Links:
     """This rank's connections to the other stages. Used by one thread.
 
@@ -163,7 +72,7 @@ class Links:
         self._plan = ""
         self._leaving: deque[tuple[Any, list[Tensor]]] = deque()
         communicator.set_fail_together(True)
-        self._side = _Side(communicator.use_device(CPU_INDEX))
+        self._side = Side(communicator.use_device(CPU_INDEX))
 
     @classmethod
     def connect(
@@ -260,10 +169,12 @@ class Links:
         direction: Direction,
         microbatch: int,
         codec: Codec,
+        stage: int = _NO_STAGE,
         min_nbytes: int = 0,
     ) -> Transfer:
         """Post one message of any number of tensors of any shape and dtype; returns at once.
 
+        `stage` is the stage that takes it: two ranks may share several boundaries.
         None stands for a gradient that does not exist. Only float32, bfloat16 and float16
         tensors of at least `min_nbytes` go through `codec`; others pass bit-exact. The
         tensors' data is kept alive until it has left and must not be changed, nor its storage
@@ -274,7 +185,7 @@ class Links:
         """
         self._reap()
         plan = self._plan if microbatch == 0 else ""
-        carried = [*tensors, _plan_tensor(plan)] if plan else tensors
+        carried = [*tensors, title_tensor(plan)] if plan else tensors
         for tensor in tensors:
             self.use_device(_CPU if tensor is None else tensor.device)
         made = [to_part(tensor, codec, min_nbytes) for tensor in carried]
@@ -286,6 +197,7 @@ class Links:
             direction=direction,
             microbatch=microbatch,
             epoch=self._step,
+            stage=stage,
             device=self._side.device if is_on_device else None,
             stream=self._side.current_stream(),
         )
@@ -293,16 +205,22 @@ class Links:
         return Transfer(transfer, self._timeout_s, self._side, leaving=kept, plan=plan)
 
     def receive(
-        self, peer: int, *, direction: Direction, microbatch: int, device: torch.device = _CPU
+        self,
+        peer: int,
+        *,
+        direction: Direction,
+        microbatch: int,
+        stage: int = _NO_STAGE,
+        device: torch.device = _CPU,
     ) -> Transfer:
-        """Post a receive of whatever message comes for (direction, microbatch) of this step.
+        """Post a receive of whatever message comes for (direction, stage, microbatch) of this step.
 
         Its tensors will lie on `device`, wherever the sender's do.
         """
         self.use_device(device)
         self._reap()
         transfer = self._core.receive(
-            peer, direction=direction, microbatch=microbatch, epoch=self._step
+            peer, direction=direction, microbatch=microbatch, epoch=self._step, stage=stage
         )
         plan = self._plan if microbatch == 0 else ""
         return Transfer(transfer, self._timeout_s, self._side, target=device, plan=plan)
@@ -325,10 +243,14 @@ class Links:
         return list(values)
 
     def _send_one(self, peer: int, value: Tensor, direction: Direction) -> None:
-        self.send(peer, [value], direction=direction, microbatch=0, codec=Codec(_RAW)).wait()
+        # Named after the rank that takes it, as its first stage is: a rank that runs a step
+        # instead meets this message, and both are told.
+        self.send(
+            peer, [value], direction=direction, microbatch=0, stage=peer, codec=Codec(_RAW)
+        ).wait()
 
     def _receive_one(self, peer: int, direction: Direction) -> Tensor:
-        (tensor,) = self.receive(peer, direction=direction, microbatch=0).wait()
+        (tensor,) = self.receive(peer, direction=direction, microbatch=0, stage=self.rank).wait()
         assert tensor is not None
         return tensor
 
@@ -354,14 +276,3 @@ class Links:
     def _reap(self) -> None:
         while self._leaving and self._leaving[0][0].has_left:
             self._leaving.popleft()
-
-
-def _plan_tensor(plan: str) -> Tensor:
-    return torch.frombuffer(bytearray(plan.encode()), dtype=torch.uint8)
-
-
-def _plan_of(sent: Tensor) -> str:
-    """The plan a peer sent, or some words for what is none: it may run another version."""
-    if sent.dtype != torch.uint8 or sent.dim() != 1 or sent.numel() > _MAX_PLAN_NBYTES:
-        return "something else"
-    return bytes(sent.tolist()).decode(errors="replace")

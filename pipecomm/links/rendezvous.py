@@ -23,6 +23,7 @@ from pipecomm.errors import (
     StageFailedError,
     TransportError,
 )
+from pipecomm.links.agreement import check_settings
 from pipecomm.links.generation import NewGenerationError, Seat, Store
 from pipecomm.links.interfaces import choose_address
 from pipecomm.links.limits import FlowLimits
@@ -217,23 +218,13 @@ def _exchange_addresses(group: _Group, listener: Any) -> list[str]:
         if time.monotonic() > deadline:
             seat.begin_next()
 
-    _compare(group, group.gather("settings", group.settings, look))
+    check_settings(group.gather("settings", group.settings, look), seat.rank, group.name)
     _check_reachable(addresses, seat.rank, group.name)
     # That two ranks are remote is the same seen from any rank, so that all decide alike.
     if any(core.is_remote(addresses[0], address) for address in addresses):
         _listen_tcp(seat, listener, addresses)
         addresses = group.gather("tcp", listener.address, seat.look)
     return addresses
-
-
-def _compare(group: _Group, theirs: list[str]) -> None:
-    for peer, settings in enumerate(theirs):
-        if settings != theirs[0]:
-            raise ConfigError(
-                f"expected the same settings on every rank; got '{theirs[0]}' on rank 0 and "
-                f"'{settings}' on rank {peer}; where: rank {group.seat.rank}, process group "
-                f"'{group.name}'; give every rank the same options"
-            )
 
 
 def _wait_until_all_are_connected(group: _Group, communicator: Any) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pipecomm.schedule.action import Action, Direction, Kind
 from pipecomm.schedule.builders import build, known_schedules
+from pipecomm.schedule.evaluation import forward_rounds
 from pipecomm.schedule.lowering import with_communication
 from pipecomm.schedule.placement import Hop, Placement
 from pipecomm.schedule.schedule import Schedule
@@ -24,6 +25,7 @@ __all__ = [
     "Schedule",
     "Simulation",
     "build",
+    "forward_rounds",
     "known_schedules",
     "with_communication",
 ]

@@ -121,7 +121,7 @@ def choices(policy: CodecPolicy, tensors: list[torch.Tensor], num_steps: int) ->
     found = []
     for _ in range(num_steps):
         boundary.begin_step()
-        found.append(str(boundary.choose(0, tensors)))
+        found.append(str(boundary.choose(0, tensors, trains=True)))
     return found
 
 
@@ -135,12 +135,10 @@ def test_first_training_steps_stay_raw() -> None:
 
 def test_evaluation_uses_what_the_next_training_step_will() -> None:
     boundary = BoundaryCodec(CodecPolicy("int4", warmup_steps=1), Codec("int4"), "here")
-    with torch.no_grad():
-        before = str(boundary.choose(0, [smooth()]))
+    before = str(boundary.choose(0, [smooth()], trains=False))
     boundary.begin_step()
-    training = str(boundary.choose(0, [smooth()]))
-    with torch.no_grad():
-        after = str(boundary.choose(0, [smooth()]))
+    training = str(boundary.choose(0, [smooth()], trains=True))
+    after = str(boundary.choose(0, [smooth()], trains=False))
     assert (before, training, after) == ("raw", "raw", "int4")
 
 
@@ -162,7 +160,7 @@ def test_guard_measures_every_so_many_steps(caplog: pytest.LogCaptureFixture) ->
         boundary.begin_step()
         # Ones are exact in 4 bits. Worse from the second step on; only the fourth is looked at.
         given = torch.ones(8, 64) if step == 0 else smooth()
-        found.append(str(boundary.choose(0, [given])))
+        found.append(str(boundary.choose(0, [given], trains=True)))
     assert found == ["int4"] * 3 + ["raw"] * 4
     assert "in step 4" in caplog.text
 

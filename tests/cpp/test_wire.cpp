@@ -19,7 +19,7 @@ namespace {
 
 MessageHeader sample_header() {
   MessageHeader header;
-  header.key = {-7, Direction::backward, 3, 9};
+  header.key = {-7, Direction::backward, 3, 9, 5};
   header.dtype = DType::float32;
   header.shape = {2, 0, 5};
   header.requires_grad = true;
@@ -89,9 +89,17 @@ TEST(header_has_64_bytes_and_8_per_dimension) {
 
 TEST(header_bytes_are_the_golden_ones) {
   const std::vector<std::byte> bytes = bytes_of(sample_header());
-  const std::array<unsigned char, 28> expected = {'P', 'C', 'M', '1', 2, 0, 88, 0, 0, 8, 3, 2, 0, 0,
+  const std::array<unsigned char, 28> expected = {'P', 'C', 'M', '1', 3, 0, 88, 0, 0, 8, 3, 2, 0, 0,
                                                   1,   0,   1,   0,   3, 0, 3,  0, 0, 0, 9, 0, 0, 0};
   CHECK(std::memcmp(bytes.data(), expected.data(), expected.size()) == 0);
+  const std::array<unsigned char, 8> tag_and_stage = {0xf9, 0xff, 0xff, 0xff, 5, 0, 0, 0};
+  CHECK(std::memcmp(bytes.data() + 32, tag_and_stage.data(), tag_and_stage.size()) == 0);
+}
+
+TEST(stage_that_cannot_be_is_refused) {
+  MessageHeader header = sample_header();
+  header.key.stage = -2;
+  CHECK_ERROR(ErrorKind::transport, "a stage, or none; got -2", read_header(bytes_of(header)));
 }
 
 TEST(order_of_dimensions_follows_the_shape_in_8_bytes) {

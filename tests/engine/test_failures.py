@@ -1,18 +1,19 @@
-"""An error's class and text, told to the other ranks as text."""
+"""An error's fields, told to the other ranks as text that nothing else is taken for."""
 
 from __future__ import annotations
 
 import pytest
 
-from pipecomm.engine.failures import describe, with_builtin_class
+from pipecomm.engine.failures import Failure
 from pipecomm.errors import ConfigError, PoolExhaustedError, StageFailedError, TensorError
-
-WHERE = r"stage \d+"
 
 
 def told(error: BaseException) -> StageFailedError:
     """The error as another rank raises it."""
-    return with_builtin_class(StageFailedError(describe(error, "stage 3")), WHERE)
+    failure = Failure.unpacked(Failure.of(error, 1, "stage 3").packed())
+    assert failure is not None
+    assert failure.rank == 1
+    return failure.error()
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,7 @@ def told(error: BaseException) -> StageFailedError:
     ],
 )
 def test_text_has_place_class_and_message(error: Exception, text: str) -> None:
-    assert describe(error, "stage 3") == text
+    assert str(Failure.of(error, 1, "stage 3")) == text
     assert str(told(error)) == text
 
 
@@ -50,3 +51,29 @@ def test_type_errors_stay_type_errors() -> None:
 )
 def test_other_errors_do_not_become_what_their_text_mentions(error: Exception) -> None:
     assert type(told(error)) is StageFailedError
+
+
+@pytest.mark.parametrize("text", ["", "é" * 9, "\0" * 20_000, 'ValueError: [x] {"kind": 1}'])
+def test_any_text_fits_the_message_and_comes_back(text: str) -> None:
+    packed = Failure.of(ValueError(text), 0, "stage 3").packed()
+    assert len(packed.encode()) < 32 << 10
+    failure = Failure.unpacked(packed)
+    assert failure is not None
+    assert failure.text.startswith(text[:5000])
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        "",
+        "boom",
+        "[]",
+        "{}",
+        '{"rank": 1, "place": "p", "kind": "k", "base": "", "text": 7}',
+        '{"rank": true, "place": "p", "kind": "k", "base": "", "text": "t"}',
+        '{"rank": 1, "place": "p", "kind": "k", "base": "SystemExit", "text": "t"}',
+        '{"rank": 1, "place": "p", "kind": "k", "base": "", "text": "t", "more": 1}',
+    ],
+)
+def test_other_text_is_not_taken_for_a_failure(packed: str) -> None:
+    assert Failure.unpacked(packed) is None

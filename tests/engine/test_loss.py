@@ -87,3 +87,18 @@ def test_loss_that_is_no_number_in_a_tensor_is_refused(value: Any) -> None:
     loss = StepLoss(lambda output, target: value, [None], [1.0], keep_outputs=False)
     with pytest.raises(TypeError, match="one element from loss_fn"):
         loss(0, torch.ones(1))
+
+
+def test_backward_starts_from_one_for_each_loss_once() -> None:
+    x = torch.ones(2, requires_grad=True)
+    loss = StepLoss(lambda output, target: output.sum(), [None], [0.5], keep_outputs=False)
+    loss(0, x)
+    assert torch.equal(loss.start_gradient(0), torch.ones(()))
+    with pytest.raises(KeyError):
+        loss.start_gradient(0)
+
+
+def test_complex_loss_is_refused() -> None:
+    loss = StepLoss(lambda output, target: output, [None], [1.0], keep_outputs=False)
+    with pytest.raises(TypeError, match=r"a real number from loss_fn; got torch\.complex64"):
+        loss(0, torch.ones((), dtype=torch.complex64))

@@ -13,6 +13,7 @@ import pipecomm
 from pipecomm.codecs.policy import CodecPolicy
 from pipecomm.engine import place
 from pipecomm.engine.place import choose_codecs
+from pipecomm.schedule import Placement
 from tests.ranks import spawn_ranks
 
 
@@ -91,8 +92,8 @@ class _LinksOf:
 
 def _chosen(rank: int, policies: dict[Any, CodecPolicy]) -> dict[Any, str]:
     links: Any = _LinksOf(rank)
-    found = choose_codecs(links, policies, torch.device("cpu"))
-    return {direction: str(boundary.codec) for direction, boundary in found.items()}
+    found = choose_codecs(links, Placement.linear(3, 3), policies, torch.device("cpu"))
+    return {hop.direction: str(boundary.codec) for hop, boundary in found.items()}
 
 
 def test_auto_decides_both_directions_of_a_boundary_alike_and_says_how_to_repeat_it(

@@ -96,7 +96,7 @@ def test_strangers_at_the_port_neither_disturb_nor_get_in(noise: bytes) -> None:
 
 
 def _hello(token: bytes, *, rank: int = 1, size: int = 2, text: bytes = b"") -> bytes:
-    return struct.pack("<8sIiiIII32s", b"pipecomm", 2, rank, size, 0, len(text), 0, token) + text
+    return struct.pack("<8sIiiIII32s", b"pipecomm", 3, rank, size, 0, len(text), 0, token) + text
 
 
 @pytest.mark.parametrize("change", ["token", "rank", "length"])

@@ -202,6 +202,33 @@ def test_microbatches_and_directions_are_kept_apart(pair: Pair) -> None:
         assert down[0] == -microbatch
 
 
+def test_stages_are_kept_apart_whatever_the_order(pair: Pair) -> None:
+    """Two boundaries between the same ranks: equal shapes would be swapped without a word."""
+    sends = [
+        pair.low.send(
+            1, [torch.full((4,), float(stage))], direction="forward", microbatch=0, stage=stage,
+            codec=RAW,
+        )
+        for stage in (1, 3)
+    ]  # fmt: skip
+    receives = {
+        stage: pair.high.receive(0, direction="forward", microbatch=0, stage=stage)
+        for stage in (3, 1)
+    }
+    for stage, receive in receives.items():
+        (got,) = receive.wait()
+        assert got.tolist() == [stage] * 4
+    for send in sends:
+        send.wait()
+
+
+def test_timeout_names_the_stage() -> None:
+    pair = Pair(timeout_s=0.2)
+    with pytest.raises(LinkTimeoutError, match="forward, stage 3, microbatch 0"):
+        pair.high.receive(0, direction="forward", microbatch=0, stage=3).wait()
+    pair.close()
+
+
 def test_leftovers_of_a_step_are_not_taken_for_the_next(pair: Pair) -> None:
     pair.low.send(1, [torch.zeros(4)], direction="forward", microbatch=0, codec=RAW)
     pair.begin_step(2)

@@ -90,6 +90,7 @@ void TransferState::wait(Nanoseconds timeout, const InterruptCheck& interrupt) {
 std::string describe_key(const MessageKey& key) {
   std::string text;
   if (key.direction != Direction::none) text += key.direction == Direction::forward ? "forward, " : "backward, ";
+  if (key.stage != kNoStage) text += "stage " + std::to_string(key.stage) + ", ";
   if (key.microbatch != kNoMicrobatch) text += "microbatch " + std::to_string(key.microbatch) + ", ";
   if (key.direction == Direction::none) return text + "tag " + std::to_string(key.tag);
   return text + "step " + std::to_string(key.epoch);

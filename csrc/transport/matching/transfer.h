@@ -83,7 +83,7 @@ class TransferState final : public Transfer, public Draining, public std::enable
 
 using TransferPtr = std::shared_ptr<TransferState>;
 
-// "forward, microbatch 3, tag 0" without the fields that are not in use.
+// "forward, stage 2, microbatch 3, step 1" without the fields that are not in use.
 std::string describe_key(const MessageKey& key);
 // "send to rank 1 (tag 0): float32 [4] (16 bytes), for 3.2 s, 96 bytes written" and a line's end.
 std::string describe_pending(const TransferState& transfer);

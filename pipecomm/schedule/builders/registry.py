@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pipecomm.errors import ConfigError
-from pipecomm.schedule.builders import eager_one_f_one_b, gpipe, one_f_one_b
+from pipecomm.schedule.builders import eager_one_f_one_b, gpipe, interleaved, one_f_one_b
 from pipecomm.schedule.builders.rows import Row
 from pipecomm.schedule.data import require_count
 from pipecomm.schedule.placement import Placement
@@ -26,6 +26,7 @@ _SCHEDULES = {
     "gpipe": _Named(Placement.linear, gpipe.row),
     "1f1b": _Named(Placement.linear, one_f_one_b.row),
     "eager-1f1b": _Named(Placement.linear, eager_one_f_one_b.row),
+    "interleaved": _Named(Placement.looped, interleaved.row),
 }
 
 
