@@ -104,5 +104,5 @@ inline std::shared_ptr<Transfer> post_receive(const CommunicatorPtr& at, int pee
   return at->receive(peer, key, {view(values)}, nullptr);
 }
 
-inline MessageKey tagged(std::int64_t tag) { return {tag, Direction::none, kNoMicrobatch, 0}; }
+inline MessageKey tagged(std::int32_t tag) { return {tag, Direction::none, kNoMicrobatch, 0}; }
 inline MessageKey in_epoch(std::uint32_t epoch) { return {0, Direction::forward, 0, epoch}; }

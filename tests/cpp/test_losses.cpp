@@ -6,7 +6,7 @@
 
 #include "check.h"
 #include "communicators.h"
-#include "transport/hang_report.h"
+#include "transport/api/hang_report.h"
 
 namespace {
 
@@ -30,7 +30,7 @@ bool comes_true(const Done& done) {
 }
 
 // Whether the message to rank 1 is being written, as a hang report tells.
-bool has_begun(std::int64_t tag) {
+bool has_begun(std::int32_t tag) {
   const std::string text = request_hang_report(::getpid(), 10s);
   const auto begin = text.find("  send to rank 1 (tag " + std::to_string(tag) + ")");
   return begin != std::string::npos &&
@@ -41,7 +41,7 @@ bool has_begun(std::int64_t tag) {
 struct Left {
   explicit Left(std::vector<CommunicatorPtr> connected, const std::vector<std::size_t>& counts)
       : ranks(std::move(connected)) {
-    std::int64_t tag = 0;
+    std::int32_t tag = 0;
     for (const std::size_t count : counts) {
       sent.push_back(ramp(count));
       sends.push_back(post_send(ranks[0], 1, sent.back(), tagged(++tag)));
@@ -50,12 +50,12 @@ struct Left {
     ranks[0]->close();
   }
 
-  std::shared_ptr<Transfer> receive(int peer, std::int64_t tag, std::size_t count) {
+  std::shared_ptr<Transfer> receive(int peer, std::int32_t tag, std::size_t count) {
     targets.push_back(std::make_unique<Floats>(count));
     return post_receive(ranks[1], peer, *targets.back(), tagged(tag));
   }
   // Whether message `tag` has come as it was sent.
-  bool arrives(std::int64_t tag) {
+  bool arrives(std::int32_t tag) {
     const Floats& expected = sent[static_cast<std::size_t>(tag - 1)];
     receive(0, tag, expected.size())->wait(kSoon);
     return *targets.back() == expected;

@@ -19,7 +19,7 @@ struct HeldUp {
     options.max_parked_nbytes = 1 << 20;
     ranks = connect_all(2, options);
     last = post_receive(ranks[1], 0, got, tagged(39));
-    for (std::int64_t tag = 0; tag < 40; ++tag) sends.push_back(post_send(ranks[0], 1, sent, tagged(tag)));
+    for (std::int32_t tag = 0; tag < 40; ++tag) sends.push_back(post_send(ranks[0], 1, sent, tagged(tag)));
   }
 
   Floats sent = ramp(kCount), got = Floats(kCount);
@@ -53,7 +53,7 @@ TEST(hang_report_of_both_sides_names_the_limit_and_what_is_parked) {
 TEST(messages_go_on_and_the_texts_are_as_before_when_the_parked_ones_are_received) {
   HeldUp held;
   std::this_thread::sleep_for(200ms);
-  for (std::int64_t tag = 0; tag < 39; ++tag) {
+  for (std::int32_t tag = 0; tag < 39; ++tag) {
     Floats next(kCount);
     post_receive(held.ranks[1], 0, next, tagged(tag))->wait(10s);
     CHECK(next == held.sent);

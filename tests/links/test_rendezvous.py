@@ -249,7 +249,7 @@ def test_group_opens_few_descriptors_for_each_peer(path: str, per_peer: int, por
 def _descriptors_of_a_group(rank: int, size: int, _: str, port: int) -> int:
     store = _store(port)
     _init(rank, size, store)
-    before = len(os.listdir("/proc/self/fd"))
+    before = _settled_descriptors()
     group = dist.new_group(backend="pipecomm")
     for peer in range(size):
         if peer != rank:
@@ -257,4 +257,15 @@ def _descriptors_of_a_group(rank: int, size: int, _: str, port: int) -> int:
             dist.recv(torch.zeros(1), peer, group)
             work.wait()
     _meet(store, rank, size, "all has arrived")
-    return len(os.listdir("/proc/self/fd")) - before
+    count = _settled_descriptors() - before
+    _meet(store, rank, size, "all have counted")  # a rank that ends closes those of the others
+    return count
+
+
+def _settled_descriptors() -> int:
+    """How many are open, once nothing has closed any in the background for half a second."""
+    counts = [len(os.listdir("/proc/self/fd"))]
+    while len(counts) < 10 or len(set(counts[-10:])) > 1:
+        time.sleep(0.05)
+        counts.append(len(os.listdir("/proc/self/fd")))
+    return counts[-1]
