@@ -242,7 +242,7 @@ class Pipeline:
         `shared` gives parameters of this stage, of which others have copies, the name that they
         have there too; they count once. Every rank gives a mapping, {} if it has none, or none.
 
-        Raises ConfigError for max_norm < 0, norm_type <= 0 and a name that one stage alone has,
+        Raises ConfigError for max_norm < 0, norm_type <= 0 and a name that one rank alone has,
         TensorError for copies whose values or gradients differ; errors travel as in train_step.
         """
         sharing = "" if shared is None else " and shared"

@@ -1,4 +1,4 @@
-"""Parameters of which several stages hold a copy: one counts, and all must be equal bit by bit.
+"""Parameters of which several ranks hold a copy: one counts, and all must be equal bit by bit.
 
 Knows names and tensors, and a way to exchange them; nothing of norms.
 """
@@ -23,52 +23,52 @@ _CHUNK = 2**20
 _FACTOR = 6364136223846793005
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-# What is told of a copy, in this order, to compare with those of other stages.
+# What is told of a copy, in this order, to compare with those of other ranks.
 _Copy = dict[str, Any]
 
 
 def counted_elsewhere(
     shared: Mapping[str, nn.Parameter],
     parameters: Iterable[nn.Parameter],
-    stage_index: int,
+    rank: int,
     gather: Gather,
 ) -> list[nn.Parameter]:
-    """Those of `shared` that an earlier stage has a copy of, by name.
+    """Those of `shared` that an earlier rank has a copy of, by name.
 
-    `shared` names `parameters` of this stage; every rank calls this with its own. Compares shape,
+    `shared` names `parameters` of this rank; every rank calls this with its own. Compares shape,
     dtype, values and gradients of the copies, of DTensors the shards of this rank. Raises, on
-    every rank, ConfigError for a name that only one of several stages has and TensorError for
+    every rank, ConfigError for a name that only one of several ranks has and TensorError for
     copies that differ, with how far they are apart.
     """
-    _check(shared, parameters, stage_index)
+    _check(shared, parameters, rank)
     copies = [json.loads(text) for text in _exchange(json.dumps(_described(shared)), gather)]
-    for name in dict.fromkeys(name for of_stage in copies for name in of_stage):
-        first, *others = (stage for stage, of_stage in enumerate(copies) if name in of_stage)
+    for name in dict.fromkeys(name for of_rank in copies for name in of_rank):
+        first, *others = (peer for peer, of_rank in enumerate(copies) if name in of_rank)
         if not others and len(copies) > 1:
             raise ConfigError(
-                f'expected shared parameter "{name}" on two stages or more; got it on stage '
-                f"{first} only. Copies of one parameter have one name on all their stages"
+                f'expected shared parameter "{name}" on two ranks or more; got it on rank '
+                f"{first} only. Copies of one parameter have one name on all their ranks"
             )
         for other in others:
             _compare(name, (first, other), copies, shared.get(name), gather)
-    earlier = {name for of_stage in copies[:stage_index] for name in of_stage}
+    earlier = {name for of_rank in copies[:rank] for name in of_rank}
     return [parameter for name, parameter in shared.items() if name in earlier]
 
 
 def _check(
-    shared: Mapping[str, nn.Parameter], parameters: Iterable[nn.Parameter], stage_index: int
+    shared: Mapping[str, nn.Parameter], parameters: Iterable[nn.Parameter], rank: int
 ) -> None:
     if not isinstance(shared, Mapping):
         raise ConfigError(
-            f"expected shared as a mapping from names to parameters of the stage, empty where it "
-            f"has none; got {type(shared).__name__} on stage {stage_index}"
+            f"expected shared as a mapping from names to parameters of the rank, empty where it "
+            f"has none; got {type(shared).__name__} on rank {rank}"
         )
     known = set(parameters)
     for name, parameter in shared.items():
         is_parameter = isinstance(parameter, nn.Parameter) and parameter in known
         if not isinstance(name, str) or not is_parameter:
             raise ConfigError(
-                f"expected names of parameters of stage {stage_index} in shared; got "
+                f"expected names of parameters of rank {rank} in shared; got "
                 f"{name!r}: {type(parameter).__name__}, which is none of them"
             )
 
@@ -86,7 +86,7 @@ def _described(shared: Mapping[str, nn.Parameter]) -> dict[str, _Copy]:
 
 
 def _exchange(text: str, gather: Gather) -> list[str]:
-    """Every stage's text, in order."""
+    """Every rank's text, in order."""
     own = torch.frombuffer(bytearray(text, "utf-8"), dtype=torch.uint8)
     lengths = [int(length) for length in gather(torch.tensor(own.numel()))]
     padded = torch.zeros(max(lengths), dtype=torch.uint8)
@@ -116,7 +116,7 @@ def _compare(
     own: nn.Parameter | None,
     gather: Gather,
 ) -> None:
-    first, other = (copies[stage][name] for stage in pair)
+    first, other = (copies[peer][name] for peer in pair)
     for what, value in first.items():
         if value == other[what]:
             continue
@@ -127,14 +127,14 @@ def _compare(
             if value is not None and other[what] is not None:
                 got = f"a largest difference of {_difference(mine, pair, gather):.3g}"
         raise TensorError(
-            f'expected equal {what} in the copies of "{name}" on stages {pair[0]} and {pair[1]}; '
+            f'expected equal {what} in the copies of "{name}" on ranks {pair[0]} and {pair[1]}; '
             f"got {got}. Add up their gradients before clipping, with one all_reduce over the "
-            f"stages that share it, and start from equal values"
+            f"ranks that share it, and start from equal values"
         )
 
 
 def _difference(own: Tensor | None, pair: tuple[int, int], gather: Gather) -> float:
-    """The largest between two stages' tensors; every stage calls this, with None if it has none."""
+    """The largest between two ranks' tensors; every rank calls this, with None if it has none."""
     local = torch.zeros(0) if own is None else local_part(own.detach())[0].reshape(-1)
     longest = max(int(length) for length in gather(torch.tensor(local.numel())))
     worst = 0.0

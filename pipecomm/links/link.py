@@ -69,7 +69,7 @@ class Links:
         self._core = communicator
         self._timeout_s = timeout_s
         self._step = 0
-        self._plan = ""
+        self._title = ""
         self._leaving: deque[tuple[Any, list[Tensor]]] = deque()
         communicator.set_fail_together(True)
         self._side = Side(communicator.use_device(CPU_INDEX))
@@ -146,15 +146,15 @@ class Links:
         used = self._core.use_device(index)
         self._side.device, self._side.name = used, torch.device("cuda", index)
 
-    def begin_step(self, step: int, plan: str = "") -> None:
+    def begin_step(self, step: int, title: str = "") -> None:
         """Drop what is left of earlier steps. All ranks count steps alike, from 1.
 
-        `plan` says in words what this rank runs; messages of microbatch 0 carry it, and a rank
+        `title` says in words what this rank runs; messages of microbatch 0 carry it, and a rank
         that runs another raises ConfigError. Raises StageFailedError when another rank has
         given up this step already.
         """
         self._step = step
-        self._plan = plan
+        self._title = title
         self._core.begin_epoch(step)
         self._reap()
         text = self._core.aborted(step)
@@ -184,8 +184,8 @@ class Links:
         dimensions, or beyond 65535 in a message.
         """
         self._reap()
-        plan = self._plan if microbatch == 0 else ""
-        carried = [*tensors, title_tensor(plan)] if plan else tensors
+        title = self._title if microbatch == 0 else ""
+        carried = [*tensors, title_tensor(title)] if title else tensors
         for tensor in tensors:
             self.use_device(_CPU if tensor is None else tensor.device)
         made = [to_part(tensor, codec, min_nbytes) for tensor in carried]
@@ -202,7 +202,7 @@ class Links:
             stream=self._side.current_stream(),
         )
         self._leaving.append((transfer, kept))
-        return Transfer(transfer, self._timeout_s, self._side, leaving=kept, plan=plan)
+        return Transfer(transfer, self._timeout_s, self._side, leaving=kept, title=title)
 
     def receive(
         self,
@@ -222,8 +222,8 @@ class Links:
         transfer = self._core.receive(
             peer, direction=direction, microbatch=microbatch, epoch=self._step, stage=stage
         )
-        plan = self._plan if microbatch == 0 else ""
-        return Transfer(transfer, self._timeout_s, self._side, target=device, plan=plan)
+        title = self._title if microbatch == 0 else ""
+        return Transfer(transfer, self._timeout_s, self._side, target=device, title=title)
 
     def gather(self, value: Tensor) -> list[Tensor]:
         """Every rank's `value`, in rank order, on every rank; all have one shape and dtype.

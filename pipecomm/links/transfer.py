@@ -40,7 +40,7 @@ class Transfer:
         *,
         target: torch.device = _CPU,
         leaving: list[Tensor] | None = None,
-        plan: str = "",
+        title: str = "",
     ) -> None:
         self._core = core_transfer
         self._timeout_s = timeout_s
@@ -48,7 +48,7 @@ class Transfer:
         self._target = target
         self._leaving = leaving
         # What the sender says that it runs; the message ends with it.
-        self._plan = plan
+        self._title = title
 
     def wait(self) -> list[Tensor | None]:
         """Block until done; give the received tensors (none for a send), once.
@@ -63,7 +63,7 @@ class Transfer:
         be waited for by that one first.
 
         Raises LinkTimeoutError, PeerLostError, StageFailedError, MessageMismatchError or
-        TransportError; ConfigError when the sender runs another plan. The GIL is released while
+        TransportError; ConfigError when the sender has another title. The GIL is released while
         waiting.
         """
         self._core.wait(self._timeout_s)
@@ -72,9 +72,9 @@ class Transfer:
             if self.is_done:  # else the links keep the tensors until the device is
                 self._leaving.clear()
             return []
-        if self._plan:
+        if self._title:
             sent = to_tensor(parts.pop(), _CPU) if parts else None
-            check_title(self._plan, sent, self._core.peer)
+            check_title(self._title, sent, self._core.peer)
         return [to_tensor(part, self._target) for part in parts]
 
     @property
@@ -85,7 +85,7 @@ class Transfer:
     @property
     def payload_nbytes(self) -> int:
         """Bytes of the tensors given to send."""
-        return int(self._core.payload_nbytes) - len(self._plan.encode())
+        return int(self._core.payload_nbytes) - len(self._title.encode())
 
     @property
     def wire_nbytes(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from pipecomm.engine.pipeline import Pipeline
 from tests.patience import patient
+from tests.ranks import RankFailure, spawn_ranks
 
 WIDTH = 16
 # More than any case needs; a hang shows as LinkTimeoutError and not as a killed spawn.
@@ -59,6 +60,25 @@ def results_of(by_rank: Sequence[dict[str, Any]], case: Callable[..., Any]) -> l
     raised = [text for text in found if isinstance(text, str)]
     assert not raised, "\n".join(raised)
     return found
+
+
+class CasesBySize:
+    """results(size, case) -> the case's result on each rank; ranks start once per size."""
+
+    def __init__(self, cases: Mapping[int, Sequence[Callable[[int, int], Any]]]) -> None:
+        self._cases = cases
+        self._found: dict[int, list[dict[str, Any]] | RankFailure] = {}
+
+    def __call__(self, size: int, case: Callable[..., Any]) -> list[Any]:
+        if size not in self._found:
+            try:
+                self._found[size] = spawn_ranks(size, run_cases, self._cases[size], timeout_s=120)
+            except RankFailure as failure:
+                self._found[size] = failure
+        by_rank = self._found[size]
+        if isinstance(by_rank, RankFailure):
+            raise by_rank
+        return results_of(by_rank, case)
 
 
 def linear_stages(num_stages: int, seed: int = 0) -> list[nn.Module]:

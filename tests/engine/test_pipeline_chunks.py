@@ -24,29 +24,14 @@ from tests.engine.chunk_cases import (
     without_eager_sends,
     wrapped_chunks,
 )
-from tests.engine.pipeline_cases import results_of, run_cases
-from tests.ranks import RankFailure, spawn_ranks
+from tests.engine.pipeline_cases import CasesBySize
 
 TOLERANCE = 1e-5
 
 
 @pytest.fixture(scope="module")
-def results() -> Callable[[int, Callable[..., Any]], list[Any]]:
-    """results(size, case) -> the case's result on each rank; ranks start once per size."""
-    cache: dict[int, list[dict[str, Any]] | RankFailure] = {}
-
-    def of(size: int, case: Callable[..., Any]) -> list[Any]:
-        if size not in cache:
-            try:
-                cache[size] = spawn_ranks(size, run_cases, CASES[size], timeout_s=120)
-            except RankFailure as failure:
-                cache[size] = failure
-        by_rank = cache[size]
-        if isinstance(by_rank, RankFailure):
-            raise by_rank
-        return results_of(by_rank, case)
-
-    return of
+def results() -> CasesBySize:
+    return CasesBySize(CASES)
 
 
 @pytest.mark.parametrize(

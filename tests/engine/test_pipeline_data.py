@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipecomm.errors import StageFailedError
-from tests.engine.pipeline_cases import results_of, run_cases
+from tests.engine.pipeline_cases import CasesBySize
 from tests.engine.pipeline_data_cases import (
     channels_last,
     containers_as_data,
@@ -16,7 +16,6 @@ from tests.engine.pipeline_data_cases import (
     view_after_transpose,
     wrappers_between_stages,
 )
-from tests.ranks import RankFailure, spawn_ranks
 
 TOLERANCE = 1e-5
 CASES = {
@@ -32,22 +31,8 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def results() -> Any:
-    """results(size, case) -> the case's result on each rank; ranks start once per size."""
-    cache: dict[int, list[dict[str, Any]] | RankFailure] = {}
-
-    def of(size: int, case: Any) -> list[Any]:
-        if size not in cache:
-            try:
-                cache[size] = spawn_ranks(size, run_cases, CASES[size], timeout_s=120)
-            except RankFailure as failure:
-                cache[size] = failure
-        by_rank = cache[size]
-        if isinstance(by_rank, RankFailure):
-            raise by_rank
-        return results_of(by_rank, case)
-
-    return of
+def results() -> CasesBySize:
+    return CasesBySize(CASES)
 
 
 @pytest.mark.parametrize("name", ["OrderedDict", "UserDict", "namedtuple", "nested"])

@@ -156,11 +156,11 @@ def test_named_copies_count_once_and_are_scaled_on_every_stage(
 @pytest.mark.parametrize(
     ("what", "kind", "texts"),
     [
-        ("gradients not added up", "TensorError", ['"tied"', "stages 0 and 2", "largest diff"]),
+        ("gradients not added up", "TensorError", ['"tied"', "ranks 0 and 2", "largest diff"]),
         ("values", "TensorError", ['values in the copies of "tied"', "difference of 0.5"]),
-        ("one name", "ConfigError", ['"only"', "stage 2 only"]),
+        ("one name", "ConfigError", ['"only"', "rank 2 only"]),
         ("another shape", "TensorError", ['shape in the copies of "a"', "[16, 16] and [16]"]),
-        ("not of this stage", "ConfigError", ["stage 2", "'a'"]),
+        ("not of this stage", "ConfigError", ["rank 2", "'a'"]),
         ("names on some ranks only", "", ["shared"]),
         ("gradient on one", "TensorError", ['gradients in the copies of "tied"', "none on one"]),
         ("afterwards", "nothing", []),
