@@ -1,10 +1,11 @@
-// What both launchers share: how many blocks, and whether the launch worked.
+// What both launchers share: how many blocks, and the launch.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <string>
+#include <type_traits>
 
 #include "base/error.h"
 #include "codec/kernel_choice.h"
@@ -19,8 +20,13 @@ inline unsigned num_blocks(const RunLayout& run) {
   return static_cast<unsigned>(std::min(kMaxBlocks, (run.num_groups + teams_per_block - 1) / teams_per_block));
 }
 
-inline void check_launch(const char* what) {
-  const cudaError_t error = cudaGetLastError();
+// `arguments` as the kernel has them.
+template <typename... Parameters>
+void launch(const char* what, void (*kernel)(Parameters...), const RunLayout& run, void* stream,
+            std::type_identity_t<Parameters>... arguments) {
+  void* pointers[] = {&arguments...};
+  const cudaError_t error = cudaLaunchKernel(kernel, dim3(num_blocks(run)), dim3(kBlockThreads), pointers, 0,
+                                             static_cast<cudaStream_t>(stream));
   if (error == cudaSuccess) return;
   throw Error(ErrorKind::cuda, std::string("expected to launch ") + what + "; got " + cudaGetErrorString(error));
 }

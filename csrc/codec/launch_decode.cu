@@ -13,12 +13,10 @@ void decode_cuda(const CodecSpec& spec, DType dtype, const void* wire, const Gri
   dispatch_float(dtype, [&](auto value) {
     using T = decltype(value);
     choose_kernel(spec.id, run, [&](auto rule, auto group_size, auto unit_size, auto has_spikes) {
-      decode_kernel<T, decltype(rule), group_size(), unit_size(), has_spikes()>
-          <<<num_blocks(run), kBlockThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-              run, static_cast<const unsigned char*>(wire), static_cast<T*>(dst));
+      launch("the decode kernel", decode_kernel<T, decltype(rule), group_size(), unit_size(), has_spikes()>, run,
+             stream, run, static_cast<const unsigned char*>(wire), static_cast<T*>(dst));
     });
   });
-  check_launch("the decode kernel");
 }
 
 }  // namespace pipecomm

@@ -14,12 +14,10 @@ void encode_cuda(const CodecSpec& spec, DType dtype, const void* src, const Grid
   dispatch_float(dtype, [&](auto value) {
     using T = decltype(value);
     choose_kernel(spec.id, run, [&](auto rule, auto group_size, auto unit_size, auto has_spikes) {
-      encode_kernel<T, decltype(rule), group_size(), unit_size(), has_spikes()>
-          <<<num_blocks(run), kBlockThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-              run, noise, static_cast<const T*>(src), static_cast<unsigned char*>(wire));
+      launch("the encode kernel", encode_kernel<T, decltype(rule), group_size(), unit_size(), has_spikes()>, run,
+             stream, run, noise, static_cast<const T*>(src), static_cast<unsigned char*>(wire));
     });
   });
-  check_launch("the encode kernel");
 }
 
 }  // namespace pipecomm

@@ -19,7 +19,8 @@ class CudaStream final : public Stream {
                device_index);
     int can_flush = 0;
     cudaDeviceGetAttribute(&can_flush, cudaDevAttrCanFlushRemoteWrites, device_index);
-    wait_flags_ = CU_STREAM_WAIT_VALUE_GEQ | (can_flush != 0 ? CU_STREAM_WAIT_VALUE_FLUSH : 0);
+    wait_flags_ = CU_STREAM_WAIT_VALUE_GEQ;
+    if (can_flush != 0) wait_flags_ |= CU_STREAM_WAIT_VALUE_FLUSH;
   }
   ~CudaStream() override {
     quietly_on(device_index_, [this] {

@@ -1,0 +1,1 @@
+"""The CUDA half over a stand-in driver: which calls there are."""

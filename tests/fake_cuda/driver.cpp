@@ -1,0 +1,108 @@
+// The driver's contexts, attributes and stream memory operations; and all its functions by name.
+#include "driver.h"
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <map>
+#include <string>
+
+#include "call.h"
+#include "control.h"
+#include "driver_table.h"
+#include "forbid.h"
+#include "handles.h"
+#include "memory.h"
+
+namespace fake_cuda {
+namespace {
+
+CUresult device_attribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+  Call call("cuDeviceGetAttribute", Needs::nothing, false);
+  require(device >= 0 && device < machine().num_devices, "cuDeviceGetAttribute", "the device exists");
+  require(attribute == CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, "cuDeviceGetAttribute",
+          "the attribute is one that is known here");
+  *value = machine().waits_for_64_bit_values ? 1 : 0;
+  return static_cast<CUresult>(call.code());
+}
+
+CUresult primary_state(CUdevice device, unsigned int* flags, int* is_active) {
+  Call call("cuDevicePrimaryCtxGetState", Needs::nothing, false);
+  *flags = 0;
+  *is_active = has_primary_context(device) ? 1 : 0;
+  return static_cast<CUresult>(call.code());
+}
+
+// The value at a device's address. Where it does not reach there, it breaks down.
+std::atomic_ref<std::uint64_t> value_at(std::byte* data) {
+  return std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(data));
+}
+
+std::byte* find_value(Context& context, CUdeviceptr address) {
+  std::byte* data = reach(context.device, reinterpret_cast<void*>(address), sizeof(std::uint64_t), Reach::stream);
+  if (data == nullptr) context.error.store(cudaErrorIllegalAddress);
+  return data;
+}
+
+void check_operation(CUdeviceptr address, const char* call) {
+  require(machine().waits_for_64_bit_values, call, "the device has 64-bit stream memory operations");
+  require(address % sizeof(std::uint64_t) == 0, call, "the address is aligned to its value");
+}
+
+CUresult wait_value(CUstream handle, CUdeviceptr address, cuuint64_t value, unsigned int flags) {
+  Call call("cuStreamWaitValue64", Needs::context, false);
+  if (call.code() != 0) return static_cast<CUresult>(call.code());
+  check_operation(address, "cuStreamWaitValue64");
+  require((flags & ~static_cast<unsigned int>(CU_STREAM_WAIT_VALUE_FLUSH)) == CU_STREAM_WAIT_VALUE_GEQ,
+          "cuStreamWaitValue64", "the wait is for a value of at least that");
+  const auto stream = stream_of(handle, call.context(), "cuStreamWaitValue64");
+  stream->push([=, &context = stream->context] {
+    std::byte* data = find_value(context, address);
+    // Cyclic, as documented: (int64_t)(*address - value) >= 0.
+    wait_for(context, [=] { return static_cast<std::int64_t>(value_at(data).load() - value) >= 0; });
+  });
+  return CUDA_SUCCESS;
+}
+
+CUresult write_value(CUstream handle, CUdeviceptr address, cuuint64_t value, unsigned int flags) {
+  Call call("cuStreamWriteValue64", Needs::context, false);
+  if (call.code() != 0) return static_cast<CUresult>(call.code());
+  check_operation(address, "cuStreamWriteValue64");
+  require(flags == CU_STREAM_WRITE_VALUE_DEFAULT, "cuStreamWriteValue64", "what was written before is seen before");
+  const auto stream = stream_of(handle, call.context(), "cuStreamWriteValue64");
+  stream->push([=, &context = stream->context] {
+    if (std::byte* data = find_value(context, address)) value_at(data).store(value);
+  });
+  return CUDA_SUCCESS;
+}
+
+template <typename Function>
+void* erased(Function function) {
+  return reinterpret_cast<void*>(function);
+}
+
+}  // namespace
+
+void* find_driver_function(const char* name) {
+  static const std::map<std::string, void*> all = {
+      {"cuDeviceGetAttribute", erased(device_attribute)},
+      {"cuDevicePrimaryCtxGetState", erased(primary_state)},
+      {"cuStreamWaitValue64", erased(wait_value)},
+      {"cuStreamWriteValue64", erased(write_value)},
+      {"cuMemGetAllocationGranularity", erased(memory_granularity)},
+      {"cuMemCreate", erased(create_memory)},
+      {"cuMemRelease", erased(release_memory)},
+      {"cuMemExportToShareableHandle", erased(export_memory)},
+      {"cuMemImportFromShareableHandle", erased(import_memory)},
+      {"cuMemAddressReserve", erased(reserve_addresses)},
+      {"cuMemAddressFree", erased(free_addresses)},
+      {"cuMemMap", erased(map_memory)},
+      {"cuMemUnmap", erased(unmap_memory)},
+      {"cuMemSetAccess", erased(set_access)},
+      {"cuMemGetAddressRange", erased(address_range)},
+  };
+  const auto found = all.find(name);
+  return found == all.end() ? nullptr : found->second;
+}
+
+}  // namespace fake_cuda
