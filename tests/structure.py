@@ -24,7 +24,7 @@ CPP_MAY_INCLUDE = {
     "wire": {"base", "memory", "codec"},
     "ways": {"base", "device", "memory", "codec"},
     "transport/api": {"base", "device", "memory", "sockets", "wire"},
-    "transport/progress": {"base", "sockets", "transport/api"},
+    "transport/progress": {"base", "device", "sockets", "transport/api"},
     "transport/matching": {"base", "wire", "transport/api", "transport/progress"},
     "transport/moving": {
         *_BELOW_TRANSPORT,

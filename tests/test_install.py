@@ -334,6 +334,19 @@ def test_cuda_with_an_nvcc_that_is_not_there_is_left_out_or_refused(
     assert ("Install the CUDA toolkit, or use PIPECOMM_CUDA=auto" in text) == (mode == "on")
 
 
+@pytest.mark.parametrize("mode", ["auto", "on"])
+def test_cuda_with_a_toolkit_older_than_12_5_is_left_out_or_refused_with_its_version(
+    sources: Path, tmp_path: Path, mode: str
+) -> None:
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text('#!/bin/sh\necho "Cuda compilation tools, release 12.4, V12.4.131"\n')
+    nvcc.chmod(0o755)
+    text = configure(sources, tmp_path / "build", mode, CUDACXX=str(nvcc))
+    assert "older than 12.5: V12.4.131" in text
+    assert ("CUDA kernels OFF" in text) == (mode == "auto")
+    assert ("cannot be built" in text) == (mode == "on")
+
+
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc to refuse a host compiler")
 def test_cuda_with_a_host_compiler_too_new_for_nvcc_names_both_and_the_setting(
     sources: Path, tmp_path: Path

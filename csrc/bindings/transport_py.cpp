@@ -50,7 +50,7 @@ py::list take(Transfer& transfer, const DevicePtr& device, std::uintptr_t stream
   without_gil([&] { return transfer.event().block(native_stream), 0; });
   py::list result;
   for (ReceivedPart& part : transfer.parts()) {
-    const int place = device && !device->is_host() ? part.device : kOnHost;
+    const int place = device && !device->has_host_tensors() ? part.device : kOnHost;
     py::object bytes = part.block ? to_dlpack(std::move(part.block), place, device, native_stream) : py::none();
     result.append(py::make_tuple(bytes, dtype_name(part.dtype), part.shape, part.order, part.is_raw, part.requires_grad,
                                  part.absent));
@@ -111,9 +111,11 @@ void register_communicator(py::module_& module) {
              const DevicePtr& device, std::uintptr_t stream) {
             std::vector<SendPart> parts;
             for (const PartTuple& item : items) parts.push_back(to_part(item));
-            const Event ready = device ? device->record(reinterpret_cast<void*>(stream)) : Event{};
-            return self.send(peer, {tag, parse_direction(direction), microbatch, epoch, stage}, std::move(parts),
-                             nullptr, ready);
+            const MessageKey key{tag, parse_direction(direction), microbatch, epoch, stage};
+            return without_gil([&] {
+              const Event ready = device ? device->record(reinterpret_cast<void*>(stream)) : Event{};
+              return self.send(peer, key, std::move(parts), nullptr, ready);
+            });
           },
           py::arg("peer"), py::arg("parts"), py::arg("tag") = 0, py::arg("direction") = "none",
           py::arg("microbatch") = kNoMicrobatch, py::arg("epoch") = 0, py::arg("stage") = kNoStage,
@@ -124,11 +126,12 @@ void register_communicator(py::module_& module) {
           "receive",
           [](Communicator& self, int peer, std::int32_t tag, const std::string& direction, std::int32_t microbatch,
              std::uint32_t epoch, std::int32_t stage) {
-            return self.receive(peer, {tag, parse_direction(direction), microbatch, epoch, stage}, {}, nullptr);
+            const MessageKey key{tag, parse_direction(direction), microbatch, epoch, stage};
+            return without_gil([&] { return self.receive(peer, key, {}, nullptr); });
           },
           py::arg("peer"), py::arg("tag") = 0, py::arg("direction") = "none", py::arg("microbatch") = kNoMicrobatch,
           py::arg("epoch") = 0, py::arg("stage") = kNoStage, "Posts a receive into memory of the pool.")
-      .def("use_device", &Communicator::use_device, py::arg("device_index"))
+      .def("use_device", &Communicator::use_device, py::arg("device_index"), py::call_guard<py::gil_scoped_release>())
       .def("begin_epoch",
            [](Communicator& self, std::uint32_t epoch) { without_gil([&] { return self.begin_epoch(epoch), 0; }); })
       .def("abort", [](Communicator& self, std::uint32_t epoch,

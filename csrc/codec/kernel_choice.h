@@ -41,4 +41,26 @@ void choose_kernel(CodecId codec, const RunLayout& run, const Fn& fn) {
   choose_spikes<Int4Rule, 32>(run, fn);
 }
 
+// Calls fn as choose_kernel does, for every kernel there is, with a value of every dtype in front: fn(T{}, ...).
+template <typename Fn>
+void for_each_kernel(const Fn& fn) {
+  RunLayout run = {};
+  const auto choose = [&](int codec, DType dtype) {
+    dispatch_float(dtype, [&](auto value) {
+      choose_kernel(static_cast<CodecId>(codec), run, [&](auto... choice) { fn(value, choice...); });
+    });
+  };
+  for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
+    for (int codec = static_cast<int>(CodecId::int8); codec <= static_cast<int>(CodecId::nf4); ++codec) {
+      for (run.group_size = 32; run.group_size <= 128; run.group_size *= 2) {
+        run.has_transform = false;
+        for (run.num_spikes = 0; run.num_spikes < 2; ++run.num_spikes) choose(codec, dtype);
+        run.num_spikes = 0;
+        run.has_transform = true;
+        choose(codec, dtype);
+      }
+    }
+  }
+}
+
 }  // namespace pipecomm

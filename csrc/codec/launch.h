@@ -15,4 +15,8 @@ PC_API void encode_cuda(const CodecSpec& spec, DType dtype, const void* src, con
 PC_API void decode_cuda(const CodecSpec& spec, DType dtype, const void* wire, const Grid& grid,
                         std::int64_t group_begin, std::int64_t group_end, void* dst, void* stream);
 
+// Loads all that those launch, on the current device. Throws a cuda error.
+PC_API void load_encode_kernels();
+PC_API void load_decode_kernels();
+
 }  // namespace pipecomm

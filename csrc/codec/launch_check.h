@@ -31,4 +31,13 @@ void launch(const char* what, void (*kernel)(Parameters...), const RunLayout& ru
   throw Error(ErrorKind::cuda, std::string("expected to launch ") + what + "; got " + cudaGetErrorString(error));
 }
 
+// The first launch of a kernel may wait for all that is enqueued on the device; one that has been loaded does not.
+template <typename Kernel>
+void load(Kernel* kernel) {
+  cudaFuncAttributes attributes;
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
+  if (error == cudaSuccess) return;
+  throw Error(ErrorKind::cuda, std::string("expected to load a kernel of a codec; got ") + cudaGetErrorString(error));
+}
+
 }  // namespace pipecomm

@@ -19,4 +19,10 @@ void decode_cuda(const CodecSpec& spec, DType dtype, const void* wire, const Gri
   });
 }
 
+void load_decode_kernels() {
+  for_each_kernel([](auto value, auto rule, auto group_size, auto unit_size, auto has_spikes) {
+    load(decode_kernel<decltype(value), decltype(rule), group_size(), unit_size(), has_spikes()>);
+  });
+}
+
 }  // namespace pipecomm

@@ -20,4 +20,10 @@ void encode_cuda(const CodecSpec& spec, DType dtype, const void* src, const Grid
   });
 }
 
+void load_encode_kernels() {
+  for_each_kernel([](auto value, auto rule, auto group_size, auto unit_size, auto has_spikes) {
+    load(encode_kernel<decltype(value), decltype(rule), group_size(), unit_size(), has_spikes()>);
+  });
+}
+
 }  // namespace pipecomm

@@ -1,4 +1,4 @@
-// What every CUDA source needs: errors as exceptions, the current device, driver functions found at run time.
+// What every CUDA source needs: errors as exceptions, and driver functions found at run time.
 #pragma once
 
 #include <cuda.h>
@@ -10,11 +10,15 @@
 
 namespace pipecomm {
 
+inline Error cuda_error(cudaError_t status, const char* call, int device_index) {
+  return Error(ErrorKind::cuda, std::string("expected ") + call + " to succeed; got " + cudaGetErrorString(status) +
+                                    " on CUDA device " + std::to_string(device_index));
+}
+
 inline void check_cuda(cudaError_t status, const char* call, int device_index) {
   if (status == cudaSuccess) return;
   cudaGetLastError();  // the error is reported here; a later call must not find it again
-  throw Error(ErrorKind::cuda, std::string("expected ") + call + " to succeed; got " + cudaGetErrorString(status) +
-                                   " on CUDA device " + std::to_string(device_index));
+  throw cuda_error(status, call, device_index);
 }
 
 inline void check_cuda(CUresult status, const char* call, int device_index) {
@@ -43,50 +47,5 @@ Function driver_function(const char* name, int device_index) {
     static const auto pointer = ::pipecomm::driver_function<decltype(&function)>(#function, device_index); \
     ::pipecomm::check_cuda(pointer(arguments...), #function, device_index);                                \
   }
-
-// Calls in the scope are allowed while other threads capture graphs: none of ours belongs to a capture.
-class CaptureGuard {
- public:
-  CaptureGuard() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~CaptureGuard() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  CaptureGuard(const CaptureGuard&) = delete;
-  CaptureGuard& operator=(const CaptureGuard&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
-
-// Makes a device current for a scope and puts back what was, except a device that this process does not use: making
-// it current, as device 0 is in a thread by default, would take hundreds of MiB of it for a context.
-class DeviceGuard {
- public:
-  explicit DeviceGuard(int device_index) {
-    check_cuda(cudaGetDevice(&previous_index_), "cudaGetDevice", device_index);
-    check_cuda(cudaSetDevice(device_index), "cudaSetDevice", device_index);
-    if (previous_index_ == device_index) return;
-    unsigned int flags = 0;
-    PC_DRIVER(cuDevicePrimaryCtxGetState, device_index)(CUdevice{previous_index_}, &flags, &is_previous_used_);
-  }
-  ~DeviceGuard() {
-    if (is_previous_used_ != 0) cudaSetDevice(previous_index_);
-  }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-
- private:
-  const CaptureGuard capture_guard_;
-  int previous_index_ = 0;
-  int is_previous_used_ = 0;
-};
-
-// For what a destructor does: it has nobody to tell of an error.
-template <typename Action>
-void quietly_on(int device_index, const Action& action) noexcept {
-  try {
-    const DeviceGuard guard(device_index);
-    action();
-  } catch (const Error&) {
-  }
-}
 
 }  // namespace pipecomm

@@ -1,8 +1,10 @@
-// A CUDA device. Compiles with nvcc; not yet run on a GPU.
+// A CUDA device. Runs over a stand-in driver (tests/fake_cuda);
+// not yet run on a GPU.
 #include <string>
 
-#include "device/cuda_call.h"
+#include "device/cuda_address.h"
 #include "device/cuda_event.h"
+#include "device/cuda_guard.h"
 #include "device/device.h"
 
 namespace pipecomm {
@@ -34,20 +36,11 @@ class CudaDevice final : public Device {
                       name() + ": a transfer waits for numbers that grow, which a replay cannot; capture the compute " +
                       "between transfers instead");
     }
-    return Event(std::make_shared<CudaEventState>(stream, device_index_));
+    return record_cuda_event(stream, device_index_);
   }
 
   std::shared_ptr<void> register_host(void* data, std::size_t nbytes) override {
-    const DeviceGuard guard(device_index_);
-    check_cuda(cudaHostRegister(data, nbytes, cudaHostRegisterPortable | cudaHostRegisterMapped), "cudaHostRegister",
-               device_index_);
-    std::shared_ptr<void> registration(data, [device_index = device_index_](void* pointer) {
-      quietly_on(device_index, [pointer] { cudaHostUnregister(pointer); });
-    });
-    void* seen = nullptr;
-    check_cuda(cudaHostGetDevicePointer(&seen, data, 0), "cudaHostGetDevicePointer", device_index_);
-    if (seen == data) return registration;
-    throw Error(ErrorKind::cuda, "expected " + name() + " to see host memory at the host's address; got another one");
+    return register_host_memory(device_index_, data, nbytes);
   }
 
  private:

@@ -1,46 +1,30 @@
-// A cudaEvent_t as the state of an Event.
+// A point in the order of a CUDA stream as the state of an Event.
 #pragma once
 
-#include "device/cuda_call.h"
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+
 #include "device/stream.h"
 
 namespace pipecomm {
 
-class CudaEventState final : public Event::State {
- public:
-  // Records it; `stream` is one of the current device.
-  CudaEventState(cudaStream_t stream, int device_index) : device_index_(device_index) {
-    check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags", device_index);
-    if (const cudaError_t status = cudaEventRecord(event_, stream); status != cudaSuccess) {
-      cudaEventDestroy(event_);
-      check_cuda(status, "cudaEventRecord", device_index);
-    }
-  }
-  ~CudaEventState() override { cudaEventDestroy(event_); }
-  CudaEventState(const CudaEventState&) = delete;
-  CudaEventState& operator=(const CudaEventState&) = delete;
-
-  // Any other error means that the device or the runtime is gone, so that nothing runs before the point any more.
-  bool is_ready() const override {
-    const CaptureGuard guard;
-    const bool is_pending = cudaEventQuery(event_) == cudaErrorNotReady;
-    cudaGetLastError();
-    return !is_pending;
-  }
-  void wait() const override {
-    const CaptureGuard guard;
-    check_cuda(cudaEventSynchronize(event_), "cudaEventSynchronize", device_index_);
-  }
-  // The default stream is that of the current device.
-  void block(void* native_stream) const override {
-    const DeviceGuard guard(device_index_);
-    check_cuda(cudaStreamWaitEvent(static_cast<cudaStream_t>(native_stream), event_, 0), "cudaStreamWaitEvent",
-               device_index_);
-  }
-
- private:
-  cudaEvent_t event_ = nullptr;
-  int device_index_;
+// The point before which a stream of ours has set a counter to `value`; none for a stream of others.
+struct CounterPoint {
+  std::shared_ptr<const Counter> counter;
+  std::uint64_t value = 0;
 };
+
+// The point that `stream`, one of the current device, has reached.
+Event record_cuda_event(cudaStream_t stream, int device_index, CounterPoint point = {});
+// The same without an event of CUDA: a stream that is made to wait for it waits for the counter, and CUDA does not know
+// of that order ("CUDA tasks that are ... ordered by this API should also have that order expressed with CUDA-visible
+// dependencies such as events", cuStreamWaitValue64). For what hosts alone wait for.
+Event counted_cuda_event(int device_index, CounterPoint point);
+// False for an event of the host.
+bool is_cuda_event(const Event& event);
+// The point is one of the stream that sets this counter.
+bool is_point_of(const Event& event, const std::shared_ptr<Counter>& counter);
 
 }  // namespace pipecomm

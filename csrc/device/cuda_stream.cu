@@ -1,8 +1,12 @@
-// The CUDA stream: a non-blocking cudaStream_t. Compiles with nvcc; not yet run on a GPU.
+// The CUDA stream: a non-blocking cudaStream_t. Runs over a stand-in driver (tests/fake_cuda);
+// not yet run on a GPU.
+#include <memory>
+#include <mutex>
 #include <utility>
 
-#include "device/cuda_call.h"
+#include "device/cuda_address.h"
 #include "device/cuda_event.h"
+#include "device/cuda_guard.h"
 #include "device/stream.h"
 
 namespace pipecomm {
@@ -21,6 +25,10 @@ class CudaStream final : public Stream {
     cudaDeviceGetAttribute(&can_flush, cudaDevAttrCanFlushRemoteWrites, device_index);
     wait_flags_ = CU_STREAM_WAIT_VALUE_GEQ;
     if (can_flush != 0) wait_flags_ |= CU_STREAM_WAIT_VALUE_FLUSH;
+    int can_count = 0;
+    PC_DRIVER(cuDeviceGetAttribute, device_index)
+    (&can_count, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, CUdevice{device_index});
+    if (can_count != 0) done_ = make_cuda_counter(device_index);
   }
   ~CudaStream() override {
     quietly_on(device_index_, [this] {
@@ -34,44 +42,54 @@ class CudaStream final : public Stream {
   void enqueue(std::function<void()> work) override {
     const DeviceGuard guard(device_index_);
     auto owned = std::make_unique<std::function<void()>>(std::move(work));
+    const std::lock_guard lock(mutex_);
+    is_counted_ = false;
     check_cuda(cudaLaunchHostFunc(stream_, &run, owned.get()), "cudaLaunchHostFunc", device_index_);
     static_cast<void>(owned.release());  // run() deletes it
   }
 
   void copy_async(void* dst, const void* src, std::size_t nbytes) override {
+    if (nbytes == 0) return;
     const DeviceGuard guard(device_index_);
+    const std::lock_guard lock(mutex_);
+    is_counted_ = false;
     check_cuda(cudaMemcpyAsync(dst, src, nbytes, cudaMemcpyDefault, stream_), "cudaMemcpyAsync", device_index_);
   }
 
   Event record() override {
     const DeviceGuard guard(device_index_);
-    return Event(std::make_shared<CudaEventState>(stream_, device_index_));
+    const std::lock_guard lock(mutex_);
+    if (done_ && !is_counted_) write(nullptr, 0);
+    return record_cuda_event(stream_, device_index_, point());
   }
 
   void wait(const Event& event) override {
-    if (event.is_ready()) return;
-    const DeviceGuard guard(device_index_);
-    if (dynamic_cast<const CudaEventState*>(event.state().get()) != nullptr) {
-      event.block(stream_);
-    } else {
-      enqueue([event] { event.wait(); });
-    }
+    if (event.is_ready() || is_point_of(event, done_)) return;
+    if (!is_cuda_event(event)) return enqueue([event] { event.wait(); });
+    const std::lock_guard lock(mutex_);
+    is_counted_ = false;
+    event.block(stream_);
   }
 
   void wait_value(const Counter& counter, std::uint64_t value) override {
     const DeviceGuard guard(device_index_);
-    PC_DRIVER(cuStreamWaitValue64, device_index_)(stream_, device_address(counter), value, wait_flags_);
+    const std::lock_guard lock(mutex_);
+    is_counted_ = false;
+    PC_DRIVER(cuStreamWaitValue64, device_index_)
+    (stream_, device_address(device_index_, counter), value, wait_flags_);
   }
 
-  // The driver puts a fence of the whole system before the write.
-  void write_value(Counter& counter, std::uint64_t value) override {
+  Event write_value(Counter& counter, std::uint64_t value) override {
     const DeviceGuard guard(device_index_);
-    PC_DRIVER(cuStreamWriteValue64, device_index_)
-    (stream_, device_address(counter), value, static_cast<unsigned int>(CU_STREAM_WRITE_VALUE_DEFAULT));
+    const std::lock_guard lock(mutex_);
+    write(&counter, value);
+    return counted_cuda_event(device_index_, point());
   }
 
   bool launch(const std::function<void(void*)>& start) override {
     const DeviceGuard guard(device_index_);
+    const std::lock_guard lock(mutex_);
+    is_counted_ = false;
     start(stream_);
     return true;
   }
@@ -82,11 +100,35 @@ class CudaStream final : public Stream {
     (*owned)();
   }
 
-  static CUdeviceptr device_address(const Counter& counter) { return reinterpret_cast<CUdeviceptr>(&counter); }
+  CounterPoint point() const { return done_ ? CounterPoint{done_, num_done_} : CounterPoint{}; }
 
-  int device_index_;
+  // Sets the counter, if there is one, and that of the stream, in one call. The driver puts a fence of the whole system
+  // before each write.
+  void write(Counter* counter, std::uint64_t value) {
+    CUstreamBatchMemOpParams operations[2] = {};
+    unsigned int count = 0;
+    const auto add = [&](CUdeviceptr address, std::uint64_t number) {
+      auto& operation = operations[count++].writeValue;
+      operation.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
+      operation.address = address;
+      operation.value64 = number;
+      operation.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
+    };
+    if (counter != nullptr) add(device_address(device_index_, *counter), value);
+    add(device_address(device_index_, *done_), num_done_ + 1);
+    PC_DRIVER(cuStreamBatchMemOp, device_index_)(stream_, count, operations, 0U);
+    ++num_done_;
+    is_counted_ = true;
+  }
+
+  const int device_index_;
   unsigned int wait_flags_ = 0;
   cudaStream_t stream_ = nullptr;
+  std::mutex mutex_;  // the rest, and the order of what is enqueued
+  std::shared_ptr<Counter>
+      done_;  // set by the stream, so that nobody need ask CUDA how far it is; none without 64 bits
+  std::uint64_t num_done_ = 0;
+  bool is_counted_ = true;  // nothing has been enqueued since the last write of it
 };
 
 }  // namespace

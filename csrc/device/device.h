@@ -1,5 +1,5 @@
 // One device as the transport sees it: its streams, the points of its callers' streams, host memory that it may touch.
-// The CUDA half (cuda_device.cu) compiles with nvcc and has not yet run on a GPU.
+// The CUDA half (cuda_device.cu) runs over a stand-in driver (tests/fake_cuda); not yet run on a GPU.
 #pragma once
 
 #include <cstddef>
@@ -19,6 +19,8 @@ class PC_API Device {
   virtual std::string name() const = 0;
   // Host memory with worker threads for streams: what runs and tests the device's host logic without a GPU.
   virtual bool is_host() const = 0;
+  // Callers' tensors lie on the host, where the device is to treat them as its own.
+  virtual bool has_host_tensors() const { return is_host(); }
   virtual std::shared_ptr<Stream> make_stream() = 0;
   // The point that `native_stream` (a cudaStream_t of this device) has reached. Throws a config error for a stream
   // under graph capture: sequence numbers grow, so that a replay would wait for numbers long past.

@@ -70,8 +70,9 @@ class HostStream final : public Stream {
     enqueue([&counter, value] { wait_for(counter, value); });
   }
 
-  void write_value(Counter& counter, std::uint64_t value) override {
+  Event write_value(Counter& counter, std::uint64_t value) override {
     enqueue([&counter, value] { counter.store(value); });
+    return record();
   }
 
   bool launch(const std::function<void(void*)>&) override { return false; }
@@ -115,6 +116,8 @@ class HostStream final : public Stream {
 }  // namespace
 
 bool Event::is_ready() const { return state_ == nullptr || state_->is_ready(); }
+
+std::optional<Error> Event::error() const { return state_ == nullptr ? std::nullopt : state_->error(); }
 
 void Event::wait() const {
   if (state_ != nullptr) state_->wait();

@@ -1,5 +1,5 @@
 // Ordered queues of work, events between them, and copies: host (a worker thread) and CUDA behind one header.
-// The CUDA half (cuda_stream.cu) compiles with nvcc and has not yet run on a GPU.
+// The CUDA half (cuda_stream.cu) runs over a stand-in driver (tests/fake_cuda); not yet run on a GPU.
 #pragma once
 
 #include <atomic>
@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "base/api.h"
+#include "base/error.h"
 
 namespace pipecomm {
 
@@ -25,8 +27,11 @@ class PC_API Event {
   Event() = default;
   explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
-  // True when all work before the point is done; never blocks.
+  // True when all work before the point is done, or never will be because the device has failed; does not wait for
+  // the device.
   bool is_ready() const;
+  // Why the point will never be reached; none while that is not known.
+  std::optional<Error> error() const;
   // Blocks the calling thread until the point is reached.
   void wait() const;
   // Later work of `native_stream` (a cudaStream_t) runs after the point; the caller does not block, except for a point
@@ -43,6 +48,7 @@ class PC_API Event::State {
  public:
   virtual ~State() = default;
   virtual bool is_ready() const = 0;
+  virtual std::optional<Error> error() const { return std::nullopt; }
   virtual void wait() const = 0;
   virtual void block(void*) const { wait(); }
 };
@@ -62,8 +68,9 @@ class PC_API Stream {
   virtual void wait(const Event& event) = 0;
   // Later work of this stream runs once `counter` is at least `value`, and sees what was written before it was set.
   virtual void wait_value(const Counter& counter, std::uint64_t value) = 0;
-  // Sets `counter` once all earlier work is done and can be seen by everybody.
-  virtual void write_value(Counter& counter, std::uint64_t value) = 0;
+  // Sets `counter` once all earlier work is done and can be seen by everybody. Gives the point after it, for hosts
+  // alone: no stream may wait for it.
+  virtual Event write_value(Counter& counter, std::uint64_t value) = 0;
   // Calls `start` now, with the stream's device current, to start kernels on its cudaStream_t; false on a host stream.
   virtual bool launch(const std::function<void(void*)>& start) = 0;
   // Blocks the calling thread until all work posted so far is done.

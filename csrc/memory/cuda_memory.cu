@@ -1,11 +1,11 @@
 // CUDA memory for one process, or for two: cuMemCreate's descriptors first, cudaMalloc with IPC handles otherwise.
-// Compiles with nvcc; not yet run on a GPU.
+// Runs over a stand-in driver (tests/fake_cuda); not yet run on a GPU.
 #include <unistd.h>
 
 #include <cstring>
 #include <utility>
 
-#include "device/cuda_call.h"
+#include "device/cuda_guard.h"
 #include "memory/cuda_memory.h"
 #include "memory/segment.h"
 
@@ -113,6 +113,15 @@ void require_counters(int device_index) {
                                    std::to_string(device_index));
 }
 
+// Only what a pool can do something about is called exhausted.
+void check_memory(cudaError_t status, const char* call, std::size_t nbytes, int device_index) {
+  if (status != cudaErrorMemoryAllocation) return check_cuda(status, call, device_index);
+  cudaGetLastError();
+  throw Error(ErrorKind::pool_exhausted, "expected " + std::to_string(nbytes) + " bytes by " + call +
+                                             " for CUDA device " + std::to_string(device_index) +
+                                             "; got out of memory");
+}
+
 // Closed when the import has ended, whichever way: the mapping does not need it.
 class ClosedAtEnd {
  public:
@@ -132,14 +141,21 @@ class ClosedAtEnd {
 DeviceMemory allocate_cuda_memory(int device_index, std::size_t nbytes) {
   const DeviceGuard guard(device_index);
   void* data = nullptr;
-  if (cudaMalloc(&data, nbytes) != cudaSuccess) {
-    cudaGetLastError();
-    throw Error(ErrorKind::pool_exhausted, "expected " + std::to_string(nbytes) + " bytes of CUDA device " +
-                                               std::to_string(device_index) + "; got out of memory");
-  }
+  check_memory(cudaMalloc(&data, nbytes), "cudaMalloc", nbytes, device_index);
   DeviceMemory memory{static_cast<std::byte*>(data), nbytes, -1, "", nullptr};
   memory.owner = std::shared_ptr<void>(
       data, [device_index](void* pointer) { quietly_on(device_index, [pointer] { cudaFree(pointer); }); });
+  return memory;
+}
+
+DeviceMemory allocate_pinned_memory(int device_index, std::size_t nbytes) {
+  const DeviceGuard guard(device_index);
+  void* data = nullptr;
+  check_memory(cudaHostAlloc(&data, nbytes, cudaHostAllocPortable | cudaHostAllocMapped), "cudaHostAlloc", nbytes,
+               device_index);
+  DeviceMemory memory{static_cast<std::byte*>(data), nbytes, -1, "", nullptr};
+  memory.owner = std::shared_ptr<void>(
+      data, [device_index](void* pointer) { quietly_on(device_index, [pointer] { cudaFreeHost(pointer); }); });
   return memory;
 }
 

@@ -30,6 +30,9 @@ DeviceMemory allocate_on(Device& device, std::size_t nbytes) {
 }
 
 DeviceMemory allocate_pinned(Device& device, std::size_t nbytes) {
+#ifdef PIPECOMM_HAVE_CUDA
+  if (!device.is_host()) return allocate_pinned_memory(device.index(), nbytes);
+#endif
   DeviceMemory memory = own_segment(Segment::create(nbytes));
   struct Pinned {
     std::shared_ptr<void> segment;

@@ -28,4 +28,15 @@ void decode_on(Stream& stream, const GroupRun& run, const void* wire, void* dst)
   stream.enqueue([=] { decode(run.codec, run.dtype, wire, run.grid, run.begin, run.end, dst); });
 }
 
+void load_kernels(Stream& stream) {
+#ifdef PIPECOMM_HAVE_CUDA
+  stream.launch([](void*) {
+    load_encode_kernels();
+    load_decode_kernels();
+  });
+#else
+  static_cast<void>(stream);
+#endif
+}
+
 }  // namespace pipecomm

@@ -19,4 +19,7 @@ struct GroupRun {
 void encode_on(Stream& stream, const GroupRun& run, const void* src, void* wire, std::uint64_t sequence);
 void decode_on(Stream& stream, const GroupRun& run, const void* wire, void* dst);
 
+// Loads the kernels of the stream's device, so that no launch has to wait for what is enqueued. Throws a cuda error.
+void load_kernels(Stream& stream);
+
 }  // namespace pipecomm

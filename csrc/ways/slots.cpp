@@ -20,8 +20,9 @@ std::uint64_t end_of(std::uint64_t start, std::size_t nbytes) { return start + r
 
 }  // namespace
 
-SlotEnd::SlotEnd(Device& device, SlotCounters& counters, void* page, DeviceMemory memory)
+SlotEnd::SlotEnd(Device& device, SlotCounters& counters, Counter& awaited, void* page, DeviceMemory memory)
     : counters_(counters),
+      release_(std::make_shared<StreamRelease>(awaited)),
       registration_(device.register_host(page, page_nbytes())),
       memory_(std::move(memory)),
       stream_(device.make_stream()) {}
@@ -39,14 +40,19 @@ Event SlotEnd::record_quietly() noexcept {
   }
 }
 
+void SlotEnd::check() const {
+  if (!last_.is_ready()) return;
+  if (const auto error = last_.error()) throw Error(*error);
+}
+
 // The peer may still set the counter to less, so that once is not enough.
-void SlotEnd::let_go(Counter& awaited) {
-  if (end_ == 0) return;
-  awaited.store(kReleased);
-  for (const Event end = record_quietly(); !end.is_ready();) {
-    awaited.store(kReleased);
+void SlotEnd::let_go() {
+  if (end_ > 0) release_->now();
+  for (const Event end = end_ > 0 ? record_quietly() : Event{}; !end.is_ready();) {
+    release_->now();
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
+  release_->end();
 }
 
 bool SlotWriter::has_room(std::size_t nbytes) const {
@@ -62,7 +68,7 @@ std::uint64_t SlotWriter::put(std::size_t nbytes, const Fill& fill) {
     stream_->wait_value(counters_.taken, end_ - memory_.nbytes);
   }
   fill(*stream_, memory_.data + start % memory_.nbytes);
-  stream_->write_value(counters_.written, end_);
+  last_ = stream_->write_value(counters_.written, end_);
   return end_;
 }
 
@@ -72,7 +78,7 @@ void SlotReader::take(std::size_t nbytes, std::uint64_t end, const Drain& drain)
   end_ = end;
   stream_->wait_value(counters_.written, end_);
   if (drain) drain(*stream_, memory_.data + start % memory_.nbytes);
-  stream_->write_value(counters_.taken, end_);
+  last_ = stream_->write_value(counters_.taken, end_);
   counters_.promised.store(end_);
 }
 

@@ -18,6 +18,7 @@
 
 #include "device/device.h"
 #include "memory/device_memory.h"
+#include "ways/release.h"
 
 namespace pipecomm {
 
@@ -50,10 +51,13 @@ struct SlotShare {
 
 class PC_API SlotEnd {
  public:
-  // A counter no stream waits for any more.
-  static constexpr std::uint64_t kReleased = std::uint64_t{1} << 62;
-
   Stream& stream() { return *stream_; }
+  // Lets the stream pass its waits; for the watch over the peer's life line.
+  const std::shared_ptr<StreamRelease>& letting_go() const { return release_; }
+  // The point after the last slot, for hosts alone.
+  const Event& last() const { return last_; }
+  // Throws the error of a device that has failed.
+  void check() const;
   // The point after all that is enqueued; remembered for is_idle().
   Event record() { return last_ = stream_->record(); }
   // The same where nobody can be told of an error: a device that fails does nothing more.
@@ -62,14 +66,15 @@ class PC_API SlotEnd {
   bool is_used() const { return end_ > 0; }
 
  protected:
-  SlotEnd(Device& device, SlotCounters& counters, void* page, DeviceMemory memory);
+  SlotEnd(Device& device, SlotCounters& counters, Counter& awaited, void* page, DeviceMemory memory);
   ~SlotEnd() = default;
   // Where a slot of `nbytes` begins that does not wrap, after the last one.
   std::uint64_t place(std::size_t nbytes) const;
   // Lets the stream pass its waits, whatever the peer does, until it has ended.
-  void let_go(Counter& awaited);
+  void let_go();
 
   SlotCounters& counters_;
+  const std::shared_ptr<StreamRelease> release_;
   std::shared_ptr<void> registration_;
   DeviceMemory memory_;
   std::shared_ptr<Stream> stream_;
@@ -82,8 +87,8 @@ class PC_API SlotWriter : public SlotEnd {
   using Fill = std::function<void(Stream&, std::byte*)>;
 
   SlotWriter(Device& device, SlotCounters& counters, void* page, DeviceMemory memory)
-      : SlotEnd(device, counters, page, std::move(memory)) {}
-  ~SlotWriter() { let_go(counters_.taken); }
+      : SlotEnd(device, counters, counters.taken, page, std::move(memory)) {}
+  ~SlotWriter() { let_go(); }
   // False while the peer has not promised to empty what lies there. Throws a transport error for counters of a
   // damaged peer.
   bool has_room(std::size_t nbytes) const;
@@ -94,7 +99,7 @@ class PC_API SlotWriter : public SlotEnd {
   // Enqueues one slot; gives the position of its end, which the record tells the reader.
   std::uint64_t put(std::size_t nbytes, const Fill& fill);
   // After the peer has gone: nothing of it is waited for any more.
-  void release() { counters_.taken.store(kReleased); }
+  void release() { release_->now(); }
 };
 
 class PC_API SlotReader : public SlotEnd {
@@ -102,13 +107,14 @@ class PC_API SlotReader : public SlotEnd {
   using Drain = std::function<void(Stream&, const std::byte*)>;
 
   SlotReader(Device& device, SlotCounters& counters, void* page, DeviceMemory memory)
-      : SlotEnd(device, counters, page, std::move(memory)) {}
-  ~SlotReader() { let_go(counters_.written); }
+      : SlotEnd(device, counters, counters.written, page, std::move(memory)) {}
+  ~SlotReader() { let_go(); }
   // Enqueues the emptying of the next slot, which must end at `end`, and promises its room to the writer. `drain` may
   // be empty: what is there is dropped. Throws a transport error for another end.
   void take(std::size_t nbytes, std::uint64_t end, const Drain& drain);
-  std::uint64_t written() const { return counters_.written.load(); }
-  void release() { counters_.written.store(kReleased); }
+  // What the peer has written; once its stream is let go, what it had written by then.
+  std::uint64_t written() const { return release_->passed(); }
+  void release() { release_->now(); }
 };
 
 }  // namespace pipecomm

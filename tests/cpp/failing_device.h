@@ -19,7 +19,9 @@ class FailingStream final : public pipecomm::Stream {
   void wait_value(const pipecomm::Counter& counter, std::uint64_t value) override {
     working().wait_value(counter, value);
   }
-  void write_value(pipecomm::Counter& counter, std::uint64_t value) override { working().write_value(counter, value); }
+  pipecomm::Event write_value(pipecomm::Counter& counter, std::uint64_t value) override {
+    return working().write_value(counter, value);
+  }
   bool launch(const std::function<void(void*)>&) override { return false; }
 
  private:

@@ -32,9 +32,9 @@ class SlowStream final : public pipecomm::Stream {
   void wait_value(const pipecomm::Counter& counter, std::uint64_t value) override {
     stream_->wait_value(counter, value);
   }
-  void write_value(pipecomm::Counter& counter, std::uint64_t value) override {
+  pipecomm::Event write_value(pipecomm::Counter& counter, std::uint64_t value) override {
     lag();
-    stream_->write_value(counter, value);
+    return stream_->write_value(counter, value);
   }
   bool launch(const std::function<void(void*)>& start) override { return stream_->launch(start); }
 

@@ -125,7 +125,7 @@ TEST(message_parked_of_a_rank_that_was_lost_before_it_wrote_is_an_error) {
   auto send = ranks[0]->send(1, tagged(1), {part(sent)}, nullptr, compute.point());
   CHECK(comes_true([&] { return ranks[1]->counters(0).messages_received == 1; }));
   pair.fails->store(true);
-  CHECK_ERROR(ErrorKind::peer_lost, "fails", post_send(ranks[0], 1, other, tagged(3))->wait(10s));
+  CHECK_ERROR(ErrorKind::cuda, "fails", post_send(ranks[0], 1, other, tagged(3))->wait(10s));
   CHECK_ERROR(ErrorKind::peer_lost, "lost", unrelated->wait(10s));
   CHECK_ERROR(ErrorKind::peer_lost, "lost", post_receive(ranks[1], 0, got, tagged(1))->wait(10s));
 }
@@ -141,8 +141,8 @@ TEST(receive_enqueued_before_the_receivers_device_fails_ends_with_that) {
   pair.fails->store(true);
   auto second = post_receive(ranks[0], 1, other, tagged(2));
   post_send(ranks[1], 0, other, tagged(2));
-  CHECK_ERROR(ErrorKind::peer_lost, "fails", second->wait(10s));
-  CHECK_ERROR(ErrorKind::peer_lost, "fails", receive->wait(10s));
+  CHECK_ERROR(ErrorKind::cuda, "fails", second->wait(10s));
+  CHECK_ERROR(ErrorKind::cuda, "fails", receive->wait(10s));
 }
 
 TEST(device_that_fails_ends_every_wait_and_closes) {
@@ -154,7 +154,7 @@ TEST(device_that_fails_ends_every_wait_and_closes) {
   receive->wait(10s);
   pair.fails->store(true);
   auto send = post_send(ranks[0], 1, sent, tagged(2));
-  CHECK_ERROR(ErrorKind::peer_lost, "fails", send->wait(10s));
+  CHECK_ERROR(ErrorKind::cuda, "fails", send->wait(10s));
   CHECK_ERROR(ErrorKind::peer_lost, "lost", post_receive(ranks[1], 0, got, tagged(2))->wait(10s));
   ranks[0]->close();
   ranks[1]->close();
@@ -192,7 +192,7 @@ TEST(what_had_arrived_before_its_sender_was_lost_is_received) {
   auto send = ranks[0]->send(1, tagged(2), {part(sent)}, nullptr, compute.point());
   CHECK(comes_true([&] { return ranks[1]->counters(0).messages_received == 2; }));
   pair.fails->store(true);
-  CHECK_ERROR(ErrorKind::peer_lost, "fails", post_send(ranks[0], 1, other, tagged(4))->wait(10s));
+  CHECK_ERROR(ErrorKind::cuda, "fails", post_send(ranks[0], 1, other, tagged(4))->wait(10s));
   CHECK_ERROR(ErrorKind::peer_lost, "lost", unrelated->wait(10s));
   target.go_on();
   CHECK_ERROR(ErrorKind::peer_lost, "lost", told_of->wait(10s));
@@ -240,7 +240,7 @@ TEST(receive_whose_memory_a_stream_holds_that_waits_for_a_lost_rank_ends) {
   auto back = ranks[1]->send(0, in_epoch(1), {part(got)}, nullptr);
   CHECK(comes_true([&] { return ranks[0]->counters(1).messages_sent == 2; }));
   fails->store(true);
-  CHECK_ERROR(ErrorKind::peer_lost, "fails", post_send(ranks[0], 1, other, tagged(4))->wait(10s));
+  CHECK_ERROR(ErrorKind::cuda, "fails", post_send(ranks[0], 1, other, tagged(4))->wait(10s));
   CHECK_ERROR(ErrorKind::peer_lost, "lost", unrelated->wait(10s));
   CHECK(comes_true([&] { return back->is_done(); }));
 }
@@ -257,7 +257,7 @@ TEST(late_receive_of_half_a_message_ends_where_the_loss_of_any_rank_ends_all) {
   auto half = post_send(ranks[2], 1, large, tagged(1));
   CHECK(comes_true([&] { return options.pool->stats().live_nbytes > 0; }));
   fails->store(true);
-  CHECK_ERROR(ErrorKind::peer_lost, "fails", post_send(ranks[0], 1, other)->wait(10s));
+  CHECK_ERROR(ErrorKind::cuda, "fails", post_send(ranks[0], 1, other)->wait(10s));
   CHECK_ERROR(ErrorKind::peer_lost, "rank 0 is lost", waiting->wait(10s));
   CHECK_ERROR(ErrorKind::peer_lost, "rank 0 is lost", post_receive(ranks[1], 2, target, tagged(1))->wait(10s));
 }

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "call.h"
 #include "control.h"
@@ -23,13 +24,6 @@ CUresult device_attribute(int* value, CUdevice_attribute attribute, CUdevice dev
   require(attribute == CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, "cuDeviceGetAttribute",
           "the attribute is one that is known here");
   *value = machine().waits_for_64_bit_values ? 1 : 0;
-  return static_cast<CUresult>(call.code());
-}
-
-CUresult primary_state(CUdevice device, unsigned int* flags, int* is_active) {
-  Call call("cuDevicePrimaryCtxGetState", Needs::nothing, false);
-  *flags = 0;
-  *is_active = has_primary_context(device) ? 1 : 0;
   return static_cast<CUresult>(call.code());
 }
 
@@ -64,16 +58,53 @@ CUresult wait_value(CUstream handle, CUdeviceptr address, cuuint64_t value, unsi
   return CUDA_SUCCESS;
 }
 
-CUresult write_value(CUstream handle, CUdeviceptr address, cuuint64_t value, unsigned int flags) {
-  Call call("cuStreamWriteValue64", Needs::context, false);
+CUresult batch(CUstream handle, unsigned int count, CUstreamBatchMemOpParams* operations, unsigned int flags) {
+  Call call("cuStreamBatchMemOp", Needs::context, false);
   if (call.code() != 0) return static_cast<CUresult>(call.code());
-  check_operation(address, "cuStreamWriteValue64");
-  require(flags == CU_STREAM_WRITE_VALUE_DEFAULT, "cuStreamWriteValue64", "what was written before is seen before");
-  const auto stream = stream_of(handle, call.context(), "cuStreamWriteValue64");
-  stream->push([=, &context = stream->context] {
-    if (std::byte* data = find_value(context, address)) value_at(data).store(value);
-  });
+  require(flags == 0 && count > 0 && count <= 256, "cuStreamBatchMemOp", "there are 1 to 256 operations, and no flags");
+  const auto stream = stream_of(handle, call.context(), "cuStreamBatchMemOp");
+  for (unsigned int i = 0; i < count; ++i) {
+    const auto operation = operations[i].writeValue;
+    require(operation.operation == CU_STREAM_MEM_OP_WRITE_VALUE_64 && operation.flags == CU_STREAM_WRITE_VALUE_DEFAULT,
+            "cuStreamBatchMemOp", "what was written before is seen before");
+    check_operation(operation.address, "cuStreamBatchMemOp");
+    stream->push([=, &context = stream->context] {
+      if (std::byte* data = find_value(context, operation.address)) value_at(data).store(operation.value64);
+    });
+  }
   return CUDA_SUCCESS;
+}
+
+CUresult retain(CUcontext* context, CUdevice device) {
+  Call call("cuDevicePrimaryCtxRetain", Needs::nothing, false);
+  if (call.code() != 0) return static_cast<CUresult>(call.code());
+  if (device < 0 || device >= machine().num_devices) return CUDA_ERROR_INVALID_DEVICE;
+  *context = reinterpret_cast<CUcontext>(&primary_context(device));
+  return CUDA_SUCCESS;
+}
+
+CUresult push(CUcontext context) {
+  Call call("cuCtxPushCurrent", Needs::nothing, false);
+  if (call.code() != 0) return static_cast<CUresult>(call.code());
+  thread_state().contexts.push_back(reinterpret_cast<Context*>(context));
+  return CUDA_SUCCESS;
+}
+
+CUresult pop(CUcontext* context) {
+  Call call("cuCtxPopCurrent", Needs::nothing, false);
+  auto& contexts = thread_state().contexts;
+  if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  *context = reinterpret_cast<CUcontext>(contexts.back());
+  contexts.pop_back();
+  return static_cast<CUresult>(call.code());
+}
+
+// The driver's needs no context.
+CUresult exchange_capture_mode(CUstreamCaptureMode* mode) {
+  Call call("cuThreadExchangeStreamCaptureMode", Needs::nothing, false);
+  const int before = std::exchange(thread_state().capture_mode, static_cast<int>(*mode));
+  *mode = static_cast<CUstreamCaptureMode>(before);
+  return static_cast<CUresult>(call.code());
 }
 
 template <typename Function>
@@ -86,9 +117,12 @@ void* erased(Function function) {
 void* find_driver_function(const char* name) {
   static const std::map<std::string, void*> all = {
       {"cuDeviceGetAttribute", erased(device_attribute)},
-      {"cuDevicePrimaryCtxGetState", erased(primary_state)},
+      {"cuDevicePrimaryCtxRetain", erased(retain)},
+      {"cuCtxPushCurrent", erased(push)},
+      {"cuCtxPopCurrent", erased(pop)},
+      {"cuThreadExchangeStreamCaptureMode", erased(exchange_capture_mode)},
       {"cuStreamWaitValue64", erased(wait_value)},
-      {"cuStreamWriteValue64", erased(write_value)},
+      {"cuStreamBatchMemOp", erased(batch)},
       {"cuMemGetAllocationGranularity", erased(memory_granularity)},
       {"cuMemCreate", erased(create_memory)},
       {"cuMemRelease", erased(release_memory)},

@@ -34,3 +34,13 @@ PC_API cudaError_t launch(const void* kernel, cudaStream_t handle, std::function
 PC_API std::byte* find_argument(int device, const void* address) { return reach(device, address, 1, Reach::stream); }
 
 }  // namespace fake_cuda
+
+// Loads the kernel.
+extern "C" PC_API cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
+  using namespace fake_cuda;
+  Call call("cudaFuncGetAttributes", Needs::context, true);
+  if (call.code() != 0) return static_cast<cudaError_t>(call.code());
+  *attributes = {};
+  if (call.context().load(kernel) && machine().loads_lazily) call.drain();
+  return cudaSuccess;
+}

@@ -1,6 +1,7 @@
 // The runtime's memory: of devices, registered, and of other processes.
 #include <cuda_runtime_api.h>
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -82,6 +83,30 @@ cudaError_t cudaHostUnregister(void* data) {
   const Range range = take_range(data, "cudaHostUnregister", "the address is one that was registered");
   require(range.kind == Kind::registered, "cudaHostUnregister", "the memory is registered");
   if (range.device_address != range.address) unmap(range.device_address, range.nbytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostAlloc(void** data, std::size_t nbytes, unsigned int flags) {
+  Call call("cudaHostAlloc", Needs::drained, true);
+  if (call.code() != 0) return result(call.code());
+  require((flags & cudaHostAllocMapped) != 0 && nbytes > 0, "cudaHostAlloc", "devices are to map the bytes there are");
+  const int fd = ::memfd_create("fake_cuda_host", MFD_CLOEXEC);
+  require(fd >= 0 && ::ftruncate(fd, static_cast<off_t>(nbytes)) == 0, "memfd_create", "works");
+  std::byte* address = map_shared(fd, nbytes);
+  std::byte* seen = machine().uses_host_addresses ? address : map_shared(fd, nbytes);
+  ::close(fd);
+  add_range({Kind::page_locked, address, address, seen, nbytes, -1, {}, -1});
+  *data = address;
+  return cudaSuccess;
+}
+
+cudaError_t cudaFreeHost(void* data) {
+  Call call("cudaFreeHost", Needs::drained, true);
+  if (call.code() != 0 || data == nullptr) return result(call.code());
+  const Range range = take_range(data, "cudaFreeHost", "the address is one that cudaHostAlloc gave");
+  require(range.kind == Kind::page_locked, "cudaFreeHost", "the memory is cudaHostAlloc's");
+  if (range.device_address != range.address) unmap(range.device_address, range.nbytes);
+  unmap(range.address, range.nbytes);
   return cudaSuccess;
 }
 

@@ -10,8 +10,10 @@ from tests import source_files as source
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = ROOT / "tests" / "fake_cuda"
 _CALL = re.compile(r"\b(cuda[A-Z]\w*)\s*\(|PC_DRIVER\(\s*(cu[A-Z]\w*)")
-_RUNTIME = re.compile(r"^(?:cudaError_t|const char\*) (cuda[A-Z]\w*)\(", re.MULTILINE)
+_RUNTIME = re.compile(r'^(?:extern "C" PC_API )?(?:cudaError_t|const char\*) (cuda[A-Z]\w*)\(', re.MULTILINE)
 _DRIVER = re.compile(r'\{"(cu[A-Z]\w*)", erased\(')
+# What other code of a process does, and the tests do in its place.
+OF_OTHERS = {"cudaEventDestroy", "cudaGetDevice", "cudaSetDevice", "cudaThreadExchangeStreamCaptureMode"}
 
 
 def _without_texts(text: str) -> str:
@@ -33,7 +35,8 @@ def test_stand_in_has_the_calls_that_the_sources_use_and_no_others() -> None:
     used = calls_used([path.read_text() for path in files])
     implemented = calls_implemented([p.read_text() for p in sorted(FAKE.iterdir()) if p.is_file()])
     assert len(used) > 30
-    assert used == implemented
+    assert used == implemented - OF_OTHERS
+    assert used.isdisjoint(OF_OTHERS)
 
 
 def test_call_that_is_missing_on_either_side_is_seen() -> None:

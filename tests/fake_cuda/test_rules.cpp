@@ -43,8 +43,11 @@ CUresult wait_value(cudaStream_t stream, const void* at, std::uint64_t value) {
 }
 
 CUresult write_value(cudaStream_t stream, const void* at, std::uint64_t value) {
-  const auto function = driver<decltype(&cuStreamWriteValue64)>("cuStreamWriteValue64");
-  return function(stream, reinterpret_cast<CUdeviceptr>(at), value, CU_STREAM_WRITE_VALUE_DEFAULT);
+  CUstreamBatchMemOpParams operation{};
+  operation.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
+  operation.writeValue.address = reinterpret_cast<CUdeviceptr>(at);
+  operation.writeValue.value64 = value;
+  return driver<decltype(&cuStreamBatchMemOp)>("cuStreamBatchMemOp")(stream, 1, &operation, 0);
 }
 
 // A stream that stands still until the word is 1, as one does that waits for a peer.
@@ -297,7 +300,7 @@ TEST(calls_are_counted_by_name) {
   write_value(stream, make_page(), 1);
   cudaGetLastError();
   CHECK_EQ(fake_cuda::calls_text(),
-           std::string("cuStreamWriteValue64 1, cudaGetDriverEntryPointByVersion 1, cudaGetLastError 1"));
+           std::string("cuStreamBatchMemOp 1, cudaGetDriverEntryPointByVersion 1, cudaGetLastError 1"));
   CHECK_EQ(fake_cuda::num_calls(), std::uint64_t{3});
 }
 

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <utility>
 
+#include "device/scope.h"
 #include "transport/group/aborts.h"
 #include "transport/group/checks.h"
 #include "transport/group/link_set.h"
@@ -160,6 +161,7 @@ class CommunicatorImpl final : public Communicator,
   }
 
   bool poll() override {
+    const DeviceScope scope;
     take_submitted();
     bool moved = false;
     links_.for_each([&](Link& link) { moved |= link.poll(); });
@@ -216,6 +218,7 @@ class CommunicatorImpl final : public Communicator,
 
   // A small message leaves at once if it can, so that nobody has to be woken for it.
   void submit(const TransferPtr& transfer) {
+    const DeviceScope scope;
     Progress& progress = Progress::instance();
     progress.count_open(1);
     // Enqueuing on a device takes no time, whatever the size.

@@ -38,6 +38,7 @@ bool Link::poll() {
   if (receiver_.awaits_segment()) poll_socket();
   if (gone_ && has_announced_end_) let_go();  // again: its device may have set counters to less
   try {
+    if (!gone_) receiver_.check_device();
     const std::uint64_t received_before = counters_.messages_received;
     moved |= receiver_.pump(counters_, [this] { lifeline_.wake_peer(); });
     if (counters_.messages_received != received_before) last_received_ns_ = now_ns();
@@ -51,6 +52,7 @@ bool Link::poll() {
 bool Link::push() {
   try {
     end_lent();
+    if (!gone_) sender_.check_device();
     // A refusal of its beginning is on the socket before there is room for its end: the sender learns of it in time.
     if (sender_.has_begun()) poll_socket();
     return !gone_ && sender_.pump(counters_, [this] { lifeline_.wake_peer(); });
@@ -72,6 +74,7 @@ void Link::poll_socket() {
     sender_.tell_gone_sources();
     lifeline_.flush();
     while (auto control = lifeline_.receive()) handle(*control);
+    if (!lifeline_.is_open()) hang_up();
     ask_for_channel();
     offer_slots();
     tell_of_parking();
@@ -176,7 +179,8 @@ void Link::offer_slots() {
     if (!inbox_.expects_from(peer_) || std::exchange(has_told_of_no_device_, true)) return;
     return lifeline_.send(ControlKind::slots_made, SlotOffer{}.packed(), "this rank has no device so far");
   }
-  const SlotShare share = receiver_.make_slots(*wanted_sharing_, options_.limits.max_nbytes * kSlotNbytesPerRingByte);
+  const SlotShare share =
+      receiver_.make_slots(*wanted_sharing_, options_.limits.max_nbytes * kSlotNbytesPerRingByte, lifeline_.fd());
   wanted_sharing_.reset();
   lifeline_.send(ControlKind::slots_made, share.offer.packed(), share.text, share.fd);
 }
@@ -190,7 +194,7 @@ void Link::take_slots(Control& control) {
                                           " bytes: the peer's process is damaged");
   }
   try {
-    sender_.set_slots(offer, control.text, control.fd.release());
+    sender_.set_slots(offer, control.text, control.fd.release(), lifeline_.fd());
   } catch (const Error&) {
     lifeline_.send(ControlKind::slots_wanted, static_cast<std::uint64_t>(offer.sharing) + 1, "");
   }
@@ -204,16 +208,24 @@ void Link::let_go() {
 
 // What came from the peer cannot be believed, or this rank has nothing to go on with: nothing more is taken from it.
 void Link::break_off(const Error& error) {
-  if (error.kind() == ErrorKind::pool_exhausted && !gone_) {
+  const bool is_failure_here = error.kind() == ErrorKind::pool_exhausted || error.kind() == ErrorKind::cuda;
+  if (is_failure_here && !gone_) {
     gone_ = Error(error.kind(), "the link to rank " + std::to_string(peer_) + " has failed here: " + error.what());
     lifeline_.send(ControlKind::lost, 0, std::string("its end of the link has failed: ") + error.what());
   }
   lifeline_.close();
+  hang_up();
   receiver_.stop();
   receiver_.sources().clear();
   mark_gone(ErrorKind::peer_lost, error.what());
   has_announced_end_ = false;
   settle();
+}
+
+// At once, and before any call of CUDA.
+void Link::hang_up() {
+  sender_.hang_up();
+  receiver_.hang_up();
 }
 
 void Link::mark_gone(ErrorKind kind, const std::string& text) {

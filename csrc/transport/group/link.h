@@ -77,6 +77,7 @@ class Link {
   void tell_of_parking();
   void take_slots(Control& control);
   void break_off(const Error& error);
+  void hang_up();
   void mark_gone(ErrorKind kind, const std::string& text);
   void settle();
 

@@ -14,7 +14,8 @@ TransferState::TransferState(int peer, MessageKey message_key, bool sends, Cance
 
 std::optional<Error> TransferState::error() const {
   if (!is_done()) return std::nullopt;
-  return has_late_error_.load(std::memory_order_acquire) ? late_error_ : error_;
+  if (has_late_error_.load(std::memory_order_acquire)) return late_error_;
+  return error_ ? error_ : event_.error();
 }
 
 void TransferState::finish() {
@@ -85,6 +86,7 @@ void TransferState::wait(Nanoseconds timeout, const InterruptCheck& interrupt) {
                     " s for a device to do what was enqueued for this transfer: " + describe_pending(*this));
   }
   if (has_late_error_.load(std::memory_order_acquire)) throw Error(*late_error_);
+  if (const auto failure = event_.error()) throw Error(*failure);
 }
 
 std::string describe_key(const MessageKey& key) {

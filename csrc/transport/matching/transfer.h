@@ -23,7 +23,7 @@ class TransferState final : public Transfer, public Draining, public std::enable
     for (ReceivedPart& part : received) part.block.reset(event_);
   }
 
-  bool is_done() const override { return has_ended() && event_.is_ready(); }
+  bool is_done() const override { return has_ended() && event_.is_ready() && is_settled(); }
   bool has_left() const override { return has_left_.load(std::memory_order_acquire); }
   std::optional<Error> error() const override;
   void wait(Nanoseconds timeout, const InterruptCheck& interrupt) override;
@@ -48,6 +48,9 @@ class TransferState final : public Transfer, public Draining, public std::enable
   // A stream reads or writes the tensors until then.
   void set_event(const Event& event);
   const Event& last_use() const { return last_use_; }
+  // `has_arrived`: the bytes that the device takes are the peer's. Where they are not, the transfer is done with
+  // fail_late(). Before finish().
+  void set_arrival(std::function<bool()> has_arrived) { has_arrived_ = std::move(has_arrived); }
   // What was enqueued for it will not be what it should: its peer died.
   void fail_late(const Error& error);
   void set_peer(int peer) { peer_.store(peer); }
@@ -70,12 +73,15 @@ class TransferState final : public Transfer, public Draining, public std::enable
   std::optional<Error> complaint;
 
  private:
+  bool is_settled() const { return !has_arrived_ || has_late_error_.load() || has_arrived_(); }
+
   std::atomic<int> peer_;
   std::atomic<bool> has_ended_{false};
   std::atomic<bool> has_left_{false};
   std::optional<Error> error_;  // written before has_ended_
   Event event_;                 // likewise
   Event last_use_;
+  std::function<bool()> has_arrived_;  // written before has_ended_
   std::atomic<bool> has_late_error_{false};
   std::optional<Error> late_error_;  // written before has_late_error_
   const Cancel cancel_;

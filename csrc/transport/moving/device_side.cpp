@@ -5,8 +5,14 @@
 #include <utility>
 
 #include "base/error.h"
+#include "ways/slot_codec.h"
 
 namespace pipecomm {
+
+DeviceSide::DeviceSide(std::shared_ptr<Device> of, std::shared_ptr<Pool> memory)
+    : device(std::move(of)), pool(std::move(memory)), pinned_pool(make_pinned_pool(device)) {
+  if (!device->is_host()) load_kernels(*device->make_stream());
+}
 
 DevicePlace::DevicePlace(std::shared_ptr<Device> stand_in, const std::shared_ptr<Pool>& host_pool, Open open_device)
     : stand_in_(std::move(stand_in)), open_device_(std::move(open_device)) {

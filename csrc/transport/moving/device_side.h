@@ -13,8 +13,8 @@
 namespace pipecomm {
 
 struct DeviceSide {
-  DeviceSide(std::shared_ptr<Device> of, std::shared_ptr<Pool> memory)
-      : device(std::move(of)), pool(std::move(memory)), pinned_pool(make_pinned_pool(device)) {}
+  // What may have to wait for all that is enqueued on the device is done now, and not under the lock.
+  DeviceSide(std::shared_ptr<Device> of, std::shared_ptr<Pool> memory);
 
   const std::shared_ptr<Device> device;
   const std::shared_ptr<Pool> pool;         // for messages without a target

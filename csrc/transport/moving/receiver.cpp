@@ -145,6 +145,7 @@ void Receiver::reject(InMessage& message, const Error& error) {
 
 void Receiver::drop(InMessage& message, const Error& error) {
   if (message.receiver) {
+    in_slots_.note_last_use_quietly(message);
     message.receiver->set_event(message.last_use);
     message.receiver->fail(error);
   }
@@ -174,6 +175,7 @@ void Receiver::deliver(const InMessagePtr& message) {
       if (!message->is_direct && !fits_targets(*message, i)) return;
       if (message->parts[i].block) delivery_.copy(*message, i);
     }
+    in_slots_.note_last_use(*message);
   } catch (const Error& error) {  // nobody else knows of this receive any more
     return reject(*message, error);
   }
@@ -216,6 +218,7 @@ void Receiver::detach(const TransferPtr& receive) {
     message_->is_dropped = true;
     message_->error = error;
   }
+  in_slots_.note_last_use_quietly(*message_);
   receive->set_event(message_->last_use);
   message_->is_direct = false;
   if (const TransferPtr next = inbox_.rematch(message_)) attach(message_, next);

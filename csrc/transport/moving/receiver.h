@@ -36,7 +36,13 @@ class Receiver {
   RingReader& make_ring(std::size_t capacity) { return ring_.emplace(RingReader::create(capacity)); }
   bool has_ring() const { return ring_.has_value(); }
   // Slots for the peer, in its way of sharing or a later one that works; none: text says why.
-  SlotShare make_slots(Sharing first, std::size_t nbytes) { return in_slots_.make(first, nbytes, *ring_); }
+  SlotShare make_slots(Sharing first, std::size_t nbytes, int lifeline_fd) {
+    return in_slots_.make(first, nbytes, *ring_, lifeline_fd);
+  }
+  // Throws the error of a device that has failed.
+  void check_device() const { in_slots_.check(); }
+  // The life line is closed here: no stream waits for the peer any more.
+  void hang_up() { in_slots_.hang_up(); }
   bool uses_slots() const { return in_slots_.is_used(); }
   // Segments of the peer that messages lie in.
   SourceReader& sources() { return at_source_.segments(); }

@@ -155,8 +155,8 @@ bool Sender::wants_slots() const {
   return !queue_.empty() && !in_slots_.is_open() && !goes_through_host_ && has_part_on_device(*queue_.front());
 }
 
-void Sender::set_slots(SlotOffer offer, const std::string& handle, int fd) {
-  in_slots_.open(*ring_, offer, handle, fd);
+void Sender::set_slots(SlotOffer offer, const std::string& handle, int fd, int lifeline_fd) {
+  in_slots_.open(*ring_, offer, handle, fd, lifeline_fd);
   goes_through_host_ = false;
 }
 

@@ -44,7 +44,11 @@ class Sender {
     return ring_ && !in_slots_.is_open() && offer.nbytes >= limits_.max_nbytes * kSlotNbytesPerRingByte;
   }
   // Memory that the peer shares. Throws a transport or CUDA error where it cannot be mapped.
-  void set_slots(SlotOffer offer, const std::string& handle, int fd);
+  void set_slots(SlotOffer offer, const std::string& handle, int fd, int lifeline_fd);
+  // Throws the error of a device that has failed.
+  void check_device() const { in_slots_.check(); }
+  // The life line is closed here: no stream waits for the peer any more.
+  void hang_up() { in_slots_.hang_up(); }
   // There are no slots, at least for now.
   void go_through_host() { goes_through_host_ = true; }
   // The peer is gone: nothing is on its way to it.

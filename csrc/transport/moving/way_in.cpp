@@ -56,8 +56,9 @@ Taken SourceWayIn::take(InPart& part, InMessage& message, std::span<const std::b
   return taken;
 }
 
-SlotShare SlotWayIn::make(Sharing first, std::size_t nbytes, RingReader& ring) {
+SlotShare SlotWayIn::make(Sharing first, std::size_t nbytes, RingReader& ring, int lifeline_fd) {
   Device& device = *place_.side()->device;
+  watch_.reset();
   slots_.reset();
   std::string text = "no way to share memory of " + device.name() + " worked";
   for (const Sharing sharing : sharings_of(device)) {
@@ -66,6 +67,7 @@ SlotShare SlotWayIn::make(Sharing first, std::size_t nbytes, RingReader& ring) {
       DeviceMemory memory = share_memory(device, sharing, nbytes);
       SlotShare share{{sharing, memory.nbytes}, memory.handle, memory.fd};
       slots_.emplace(device, ring.slot_counters(), ring.control_page(), std::move(memory));
+      watch_.emplace(lifeline_fd, slots_->letting_go());
       return share;
     } catch (const Error& error) {
       text += std::string("; ") + error.what();
@@ -100,14 +102,17 @@ Taken SlotWayIn::take(InPart& part, InMessage& message, std::span<const std::byt
   }
   slots_->take(chunk.nbytes, slot_end, drain);
   message.slot_end = slot_end;
-  message.last_use = slots_->record();
+  message.last_use = slots_->last();
   part.cursor.pass(chunk);
   return taken;
 }
 
 void SlotWayIn::note_enqueued(const InMessage& message, const TransferPtr& receive) {
   std::erase_if(enqueued_, [this](const Enqueued& item) { return has_arrived(item.slot_end); });
-  if (!has_arrived(message.slot_end)) enqueued_.push_back({receive, message.slot_end});
+  if (has_arrived(message.slot_end)) return;
+  enqueued_.push_back({receive, message.slot_end});
+  // Let go, the stream reads what has not arrived before anybody here knows of the loss.
+  receive->set_arrival([release = slots_->letting_go(), end = message.slot_end] { return release->passed() >= end; });
 }
 
 void SlotWayIn::fail_enqueued(const std::function<Error(const TransferState&)>& explain) {

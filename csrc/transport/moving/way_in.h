@@ -74,7 +74,8 @@ class SlotWayIn final : public WayIn {
   explicit SlotWayIn(const DevicePlace& place) : place_(place) {}
 
   // Slots for the peer, in its way of sharing or a later one that works; none: text says why.
-  SlotShare make(Sharing first, std::size_t nbytes, RingReader& ring);
+  // `lifeline_fd`: what the end of the peer is seen by.
+  SlotShare make(Sharing first, std::size_t nbytes, RingReader& ring, int lifeline_fd);
   bool is_open() const { return slots_.has_value(); }
   bool is_used() const { return slots_ && slots_->is_used(); }
   // Nothing enqueued on the device is left to be done.
@@ -89,6 +90,22 @@ class SlotWayIn final : public WayIn {
   void fail_enqueued(const std::function<Error(const TransferState&)>& explain);
   // The peer has gone: what it has not written ends with `cause`. Gives the last position that it has written, once.
   std::optional<std::uint64_t> lose(const Error& cause);
+  // Throws the error of a device that has failed.
+  void check() const {
+    if (slots_) slots_->check();
+  }
+  // The life line is closed here: what waits for the peer is let go.
+  void hang_up() {
+    if (watch_) watch_->hang_up();
+  }
+  // The point after what has been enqueued for the message, for streams too. Throws the device's errors.
+  void note_last_use(InMessage& message) {
+    if (slots_ && message.slot_end > 0) message.last_use = slots_->record();
+  }
+  // The same where the message has failed already.
+  void note_last_use_quietly(InMessage& message) {
+    if (slots_ && message.slot_end > 0) message.last_use = slots_->record_quietly();
+  }
   // The device waits for nothing of the peer any more.
   void release() {
     if (!is_idle()) slots_->release();
@@ -104,6 +121,7 @@ class SlotWayIn final : public WayIn {
 
   const DevicePlace& place_;
   std::optional<SlotReader> slots_;
+  std::optional<WatchedRelease> watch_;
   std::shared_ptr<Stream> copy_stream_;  // without slots
   std::vector<Enqueued> enqueued_;
   std::uint64_t arrived_ = UINT64_MAX;  // slots that were written when the peer had gone

@@ -57,7 +57,16 @@ class SlotWayOut final : public WayOut {
   // There are slots.
   bool is_open() const { return slots_.has_value(); }
   // Memory that the peer shares. Throws a transport or CUDA error where it cannot be mapped.
-  void open(RingWriter& ring, SlotOffer offer, const std::string& handle, int fd);
+  // `lifeline_fd`: what the end of the peer is seen by.
+  void open(RingWriter& ring, SlotOffer offer, const std::string& handle, int fd, int lifeline_fd);
+  // Throws the error of a device that has failed.
+  void check() const {
+    if (slots_) slots_->check();
+  }
+  // The life line is closed here: what waits for the peer is let go.
+  void hang_up() {
+    if (watch_) watch_->hang_up();
+  }
   void mark(MessageHeader& header) const override { header.in_slots = true; }
   std::size_t most_coded() const override { return kDeviceChunkNbytes; }
   Chunk next(const OutPart& out) const override { return out.cursor.front(kDeviceChunkNbytes); }
@@ -80,6 +89,7 @@ class SlotWayOut final : public WayOut {
  private:
   const DevicePlace& place_;
   std::optional<SlotWriter> slots_;
+  std::optional<WatchedRelease> watch_;
 };
 
 }  // namespace pipecomm

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "device/scope.h"
 
 namespace pipecomm {
 namespace {
@@ -239,6 +240,7 @@ bool Progress::stand_by() {
 void Progress::run() {
   ::pthread_setname_np(::pthread_self(), "pipecomm");
   ::prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);  // emulated arrivals are due to the microsecond
+  const DeviceScope scope;                            // the thread is ours, and so is its device
   while (true) {
     if (stand_by()) continue;
     if (poll_if_free()) continue;

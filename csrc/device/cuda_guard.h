@@ -1,0 +1,34 @@
+// Makes a device current by its primary context, which is retained once and never created by accident.
+#pragma once
+
+#include "device/cuda_call.h"
+#include "device/scope.h"
+
+namespace pipecomm {
+
+// Makes the device current for a scope, and leaves the caller's device alone. A thread has device 0 until it sets one,
+// and a runtime call without a context would make device 0's, hundreds of MiB of it; so a context is pushed, and
+// popped. Calls in the scope are allowed while other threads capture graphs: none of ours belongs to a capture.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device_index);
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int before_;
+  bool is_pushed_ = false;
+};
+
+// For what a destructor does: it has nobody to tell of an error.
+template <typename Action>
+void quietly_on(int device_index, const Action& action) noexcept {
+  try {
+    const DeviceGuard guard(device_index);
+    action();
+  } catch (const Error&) {
+  }
+}
+
+}  // namespace pipecomm
