@@ -105,17 +105,8 @@ if os.environ.get("RANK") == "{cause}":
     _Run._step = misbehave
 """
 TRAINING = [
-    "train",
-    "--stages=3",
-    "--layers=3",
-    "--width=8",
-    "--heads=2",
-    "--sequence-length=8",
-    "--batch-size=4",
-    "--microbatches=2",
-    "--held-out-batches=1",
-    "--steps=1000000",
-    "--json",
+    *("train", "--stages=3", "--layers=3", "--width=8", "--heads=2", "--sequence-length=8"),
+    *("--batch-size=4", "--microbatches=2", "--held-out-batches=1", "--steps=1000000", "--json"),
 ]
 
 
