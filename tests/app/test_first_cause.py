@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from pipecomm.app.launcher import Outcome, launch
 from tests.patience import patient
@@ -66,13 +67,21 @@ WAYS = {
 }
 
 
+def ways_and_causes(*ways: str) -> list[ParameterSet]:
+    """Every way in every rank; those are slow that are not the first of their way."""
+    return [
+        pytest.param(way, cause, marks=[] if cause == index % 3 else pytest.mark.slow)
+        for index, way in enumerate(ways)
+        for cause in range(3)
+    ]
+
+
 def outcome_of(how: str, cause: int, *, early: bool = False, call: str = PLAIN) -> Outcome:
     script = SCRIPT.format(root=str(ROOT), how=how, early=early, cause=cause, call=call)
     return launch([sys.executable, "-c", script], 3, on_event=lambda event: None)
 
 
-@pytest.mark.parametrize("cause", range(3))
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "cause"), ways_and_causes(*WAYS))
 def test_rank_that_ends_between_steps_is_named_with_its_code(way: str, cause: int) -> None:
     how, code, text = WAYS[way]
     outcome = outcome_of(how, cause)
@@ -110,8 +119,7 @@ TRAINING = [
 ]
 
 
-@pytest.mark.parametrize("cause", range(3))
-@pytest.mark.parametrize("way", ["raises", "exits early", "exits with 3"])
+@pytest.mark.parametrize(("way", "cause"), ways_and_causes("raises", "exits early", "exits with 3"))
 def test_rank_that_ends_in_a_training_of_the_command_line_is_named(
     tmp_path: Path, way: str, cause: int
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -69,44 +68,6 @@ def test_survivors_of_a_killed_rank_raise_and_name_it(when: str) -> None:
         assert "rank 1 is lost" in errors[0]
         assert f"rank {rank}" in errors[0]
         assert seconds < NOTICED_S
-
-
-def _die_far_away(rank: int, size: int, store_path: str, connected: Any) -> str:
-    links = _links(rank, size, store_path)
-    links.begin_step(1)
-    connected.release()
-    with pytest.raises(PeerLostError) as caught:
-        links.receive((rank + 1) % 3, direction="forward", microbatch=0).wait()
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("way", ["shared memory", "tcp"])
-@pytest.mark.parametrize("others", ["are awake", "have ended"])
-def test_loss_of_a_rank_that_is_no_neighbour_ends_a_pipeline_too(way: str, others: str) -> None:
-    """Rank 0 looks, at the latest, when the survivors that reacted before it are gone as well."""
-    connected: Any = multiprocessing.get_context("forkserver").Semaphore(0)
-
-    def strike(pids: list[int]) -> None:
-        for _ in range(4):
-            assert connected.acquire(timeout=patient(30))
-        if others == "have ended":
-            os.kill(pids[0], signal.SIGSTOP)
-        os.kill(pids[3], signal.SIGKILL)
-        if others == "have ended":
-            psutil.wait_procs([psutil.Process(pid) for pid in pids[1:3]], timeout=patient(10))
-            os.kill(pids[0], signal.SIGCONT)
-
-    outcomes = run_ranks(
-        4,
-        _die_far_away,
-        connected,
-        timeout_s=60,
-        env={"PIPECOMM_TRANSPORT": "tcp"} if way == "tcp" else {},
-        meanwhile=strike,
-    )
-    for rank in range(3):
-        assert outcomes[rank][0] == "ok", outcomes[rank][1]
-        assert "rank 3 is lost" in outcomes[rank][1]
 
 
 def _gives_up_while_connecting(rank: int, size: int, store_path: str) -> str:
