@@ -54,8 +54,9 @@ class Kill:
     problems: tuple[str, ...]
 
 
-def kill_one(rng: random.Random, start_s: float = START_S) -> Kill:
+def kill_one(rng: random.Random, start_s: float = START_S, only_way: str | None = None) -> Kill:
     job, victim, way = rng.choice(list(JOBS)), rng.randrange(SIZE), rng.choice(list(WAYS))
+    way = only_way or way
     wait_for_moment, connected = _random_moment(rng, start_s)
     killed_at_s = 0.0
 
@@ -219,6 +220,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=3, help="jobs that run at the same time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="the number of one kill")
+    parser.add_argument("--way", choices=WAYS, help="for all kills")
     options = parser.parse_args()
     is_one = options.only is not None
     numbers = [options.only] if is_one else range(options.kills)
@@ -228,7 +230,7 @@ def main() -> int:
         start_all(0)  # the server that ranks are forked from starts with the first
         start_s = max(START_S, 3 * max(threads.map(start_all, range(options.at_once))))
         print(f"ranks have {start_s:.0f} s to connect")
-        kill = partial(kill_one, start_s=start_s)
+        kill = partial(kill_one, start_s=start_s, only_way=options.way)
         kills = list(threads.map(kill, _generators(numbers, options.seed)))
         _tell(kills)
         stop = partial(stop_one, start_s=start_s)

@@ -10,10 +10,17 @@ from tests import source_files as source
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = ROOT / "tests" / "fake_cuda"
 _CALL = re.compile(r"\b(cuda[A-Z]\w*)\s*\(|PC_DRIVER\(\s*(cu[A-Z]\w*)")
-_RUNTIME = re.compile(r'^(?:extern "C" PC_API )?(?:cudaError_t|const char\*) (cuda[A-Z]\w*)\(', re.MULTILINE)
+_RUNTIME = re.compile(
+    r'^(?:extern "C" PC_API )?(?:cudaError_t|const char\*) (cuda[A-Z]\w*)\(', re.MULTILINE
+)
 _DRIVER = re.compile(r'\{"(cu[A-Z]\w*)", erased\(')
 # What other code of a process does, and the tests do in its place.
-OF_OTHERS = {"cudaEventDestroy", "cudaGetDevice", "cudaSetDevice", "cudaThreadExchangeStreamCaptureMode"}
+OF_OTHERS = {
+    "cudaEventDestroy",
+    "cudaGetDevice",
+    "cudaSetDevice",
+    "cudaThreadExchangeStreamCaptureMode",
+}
 
 
 def _without_texts(text: str) -> str:
