@@ -15,7 +15,7 @@ export PIPECOMM_WERROR ?= 1
 PHASES := build/phases
 $(shell rm -f $(PHASES))
 
-.PHONY: help install demo fake-cuda fake-cuda-kills test test-slow lint format cpp-test sanitize fuzz soak kills device-check clean distclean
+.PHONY: help install demo test test-slow lint format cpp-test sanitize fuzz soak kills device-check clean distclean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -64,20 +64,6 @@ soak: $(VENV)/installed ## Send 100,000 random messages between four ranks, chec
 
 kills: $(VENV)/installed ## Kill a rank at 200 random moments, stop one at 20; the others must notice, or not
 	$(BIN)/python -m tests.kills $(ARGS)
-
-# All processes of the tests note the contexts they make: there are some, on the one device that is used.
-fake-cuda: $(VENV)/installed $(VENV)/cuda-headers ## Run tests of two ranks on the CUDA half over the stand-in driver
-	$(call configure_cpp_tests,build/cpp,)
-	$(BIN)/cmake --build build/cpp --target pipecomm_over_fake
-	rm -f build/fake_contexts
-	$(FAKE_CUDA) $(BIN)/pytest -p no:cacheprovider -n 2 $(or $(ARGS),tests/links/test_stand_in.py tests/device)
-	grep -q " 0$$" build/fake_contexts && ! grep -v " 0$$" build/fake_contexts
-
-fake-cuda-kills: $(VENV)/installed ## Kill a rank at 200 random moments of device transfers over the stand-in driver
-	$(FAKE_CUDA) $(BIN)/python -m tests.kills --way slots --stops 0 $(ARGS)
-
-FAKE_CUDA = LD_LIBRARY_PATH=$(abspath build/cpp/tests/cpp/fake_cuda) FAKE_CUDA_LOG=$(abspath build/fake_contexts) \
-  FAKE_CUDA_STAND_IN=1 FAKE_CUDA=is_coherent=1,max_delay_us=300 PIPECOMM_CHECK_DEVICE=cpu
 
 # The environment must have a CUDA torch, and pybind11, cmake, ninja, pytest, rich and numpy.
 device-check: ## Build, test and time what needs a GPU, in the environment of PYTHON
