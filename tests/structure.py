@@ -61,15 +61,16 @@ PYTHON_ROOMS = {
     "_native": {"errors", "_version", "_core"},
     "addressable": set(),
     "device": {"errors"},
-    "outcome": {"errors"},
+    "settings": {"errors"},
+    "outcome": {"errors", "settings"},
     "schedule": {"errors"},
     "codecs": {"errors", "_native", "addressable"},
     "memory": {"errors", "_native", "device"},
-    "links": {"errors", "_native", "addressable", "outcome", "codecs", "memory"},
+    "links": {"errors", "_native", "settings", "addressable", "outcome", "codecs", "memory"},
     "engine": {"errors", "addressable", "device", "schedule", "codecs", "memory", "links"},
-    "drop_in": {"errors", "_native", "codecs", "links"},
+    "drop_in": {"errors", "_native", "settings", "codecs", "links"},
     "app": {
-        *("errors", "_version", "_native", "outcome"),
+        *("errors", "_version", "_native", "settings", "outcome"),
         *("schedule", "codecs", "links", "engine", "drop_in"),
     },
 }
@@ -94,6 +95,8 @@ PYTHON_MUST_NOT_REACH = {
     "pipecomm.drop_in": {"pipecomm.engine"},
     "pipecomm.schedule": {"torch", "pipecomm._core", "pipecomm._native"},
 }
+# The only module that looks at the environment.
+READS_ENVIRONMENT = "pipecomm.settings"
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 FOLDERS = ("csrc", "pipecomm", "tests", "benchmarks")
@@ -259,6 +262,13 @@ def long_functions(root: Path) -> Iterator[str]:
                 )
 
 
+def reads_of_environment(root: Path) -> Iterator[str]:
+    for module, path in python_modules(root).items():
+        if module != READS_ENVIRONMENT:
+            for line in source.environment_reads(path):
+                yield f"{path.relative_to(root)}:{line}: reads the environment itself"
+
+
 def missing_exports(root: Path) -> Iterator[str]:
     for path in source.source_files(root, FOLDERS, {".py"}):
         for name in sorted(set(source.exported_names(path)) - source.bound_names(path)):
@@ -275,5 +285,6 @@ RULES: tuple[Rule, ...] = (
     missing_openings,
     long_files,
     long_functions,
+    reads_of_environment,
     missing_exports,
 )

@@ -22,6 +22,7 @@ from tests.structure import (
     missing_exports,
     missing_openings,
     python_modules,
+    reads_of_environment,
     room_of,
     wrong_foreign_headers,
     wrong_imports,
@@ -167,6 +168,16 @@ BREAKS: list[tuple[Rule, dict[str, str], str]] = [
         long_functions,
         {"pipecomm/a.py": "class A:\n    async def f(self):\n" + "        g()\n" * 60},
         "pipecomm/a.py:2: function of 61 lines",
+    ),
+    (
+        reads_of_environment,
+        {"pipecomm/a.py": "import os\nx = os.environ['Y']", "pipecomm/settings.py": "os.environ"},
+        "pipecomm/a.py:2: reads the environment itself",
+    ),
+    (
+        reads_of_environment,
+        {"pipecomm/b/a.py": "def f():\n    from os import getenv as g"},
+        "pipecomm/b/a.py:2: reads",
     ),
     (
         missing_exports,

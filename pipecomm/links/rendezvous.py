@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import multiprocessing.util
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pipecomm import settings
 from pipecomm._native import core
 from pipecomm.errors import (
     ConfigError,
@@ -40,11 +40,6 @@ _POLL_S = 0.005
 _ANSWER_S = 5.0
 # What a rank that closes its connections needs to say why.
 _REASON_S = 1.0
-# With "1" tensors of the host cross as those of a GPU do, in slots, by streams that are threads:
-# what runs the device's side of the transport on a machine without one. These streams lag behind
-# by the second variable's microseconds, so that what does not wait for them shows.
-_STAND_IN = "PIPECOMM_STAND_IN_DEVICE"
-_STAND_IN_LAG = "PIPECOMM_STAND_IN_LAG_US"
 
 
 class UnreachableError(TransportError):
@@ -255,8 +250,7 @@ def _look_for_reason(seat: Seat) -> None:
 
 
 def _stand_in_lag_us() -> int | None:
-    is_on = os.environ.get(_STAND_IN) == "1"
-    return int(os.environ.get(_STAND_IN_LAG, "0")) if is_on else None
+    return settings.STAND_IN_LAG_US.value() if settings.STAND_IN_DEVICE.value() else None
 
 
 def _check_reachable(addresses: list[str], rank: int, name: str) -> None:
