@@ -160,7 +160,7 @@ def _train_options(args: argparse.Namespace, default_stages: int) -> TrainOption
     if args.stages is None:
         values["stages"] = default_stages
     if args.layers is None:
-        values["layers"] = max(_DEFAULT_LAYERS, values["stages"])
+        values["layers"] = max(_DEFAULT_LAYERS, values["stages"] * args.stages_per_rank)
     for name, default in zip(("codec", "grad_codec"), defaults, strict=True):
         if values[name] is None:
             values[name] = default
