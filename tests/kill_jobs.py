@@ -192,3 +192,5 @@ JOBS: dict[str, Callable[..., Any]] = {
     "backend late": backend_late,
     "engine late": engine_late,
 }
+# Those of which every survivor tells the others, as it ends, which rank was lost.
+FAIL_TOGETHER = ("train", "engine late")

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.kill_jobs import JOBS, LIMIT_S, Loss, exchange_batches
+from tests.kill_jobs import FAIL_TOGETHER, JOBS, LIMIT_S, Loss, exchange_batches
 from tests.ranks import run_ranks
 
 SIZE = 4
@@ -79,7 +79,7 @@ def kill_one(rng: random.Random, start_s: float = START_S) -> Kill:
         victim=victim,
         was_connected=all(loss.was_connected for loss in losses),
         seconds=max((_seconds(loss, killed_at_s) for loss in losses), default=0.0),
-        problems=tuple(_problems(outcomes, victim, way, killed_at_s)),
+        problems=tuple(_problems(outcomes, victim, job, way, killed_at_s)),
     )
 
 
@@ -88,14 +88,15 @@ def _seconds(loss: Loss, killed_at_s: float) -> float:
 
 
 def _problems(
-    outcomes: list[tuple[str, Any]], victim: int, way: str, killed_at_s: float
+    outcomes: list[tuple[str, Any]], victim: int, job: str, way: str, killed_at_s: float
 ) -> Iterator[str]:
     for rank, (kind, value) in enumerate(outcomes):
         if not (_was_killed((kind, value)) if rank == victim else isinstance(value, Loss)):
             yield f"rank {rank}: {kind}: {_brief(value)}"
         if not isinstance(value, Loss):
             continue
-        causes = {victim, *(_ended_before(value, outcomes) if way == "tcp" else ())}
+        is_told_by_peer = way == "tcp" and job not in FAIL_TOGETHER
+        causes = {victim, *(_ended_before(value, outcomes) if is_told_by_peer else ())}
         if not any(re.search(rf"\b(rank|ranks) ([\d, ]*\b)?{r}\b", value.error) for r in causes):
             yield f"does not name rank {victim}: {value.error}"
         seconds = _seconds(value, killed_at_s)
@@ -104,7 +105,9 @@ def _problems(
 
 
 def _ended_before(loss: Loss, outcomes: list[tuple[str, Any]]) -> Iterator[int]:
-    """Survivors whose own end may be seen first: connections do not wait for each other."""
+    """Survivors whose own end may be seen first: connections do not wait for each other, and a
+    rank of the backend does not tell of a loss that is no matter of the peer's.
+    """
     for rank, (_, value) in enumerate(outcomes):
         if isinstance(value, Loss) and value.at_s < loss.at_s:
             yield rank
