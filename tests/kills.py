@@ -23,7 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.kill_jobs import FAIL_TOGETHER, JOBS, LIMIT_S, Loss, exchange_batches
+import torch.distributed as dist
+
+from tests.kill_jobs import FAIL_TOGETHER, JOBS, LIMIT_S, Loss, Start, exchange_batches
 from tests.ranks import run_ranks
 
 SIZE = 4
@@ -63,11 +65,12 @@ def kill_one(rng: random.Random, start_s: float = START_S) -> Kill:
         killed_at_s = time.monotonic()
         _signal(pids[victim], signal.SIGKILL)
 
-    args = (connected, str(rng.random()), start_s)
+    store = _store()
     outcomes = run_ranks(
         SIZE,
         JOBS[job],
-        *args,
+        Start(store.port, start_s, connected),
+        str(rng.random()),
         timeout_s=LIMIT_S + 2 * start_s,
         env={**os.environ, **WAYS[way]},
         meanwhile=strike,
@@ -113,6 +116,11 @@ def _ended_before(loss: Loss, outcomes: list[tuple[str, Any]]) -> Iterator[int]:
             yield rank
 
 
+def _store() -> dist.TCPStore:
+    """One that no rank can leave half written."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
 def _random_moment(rng: random.Random, start_s: float) -> tuple[Callable[[], None], Any]:
     """How to wait for it, and the semaphore by which the ranks tell that they are connected."""
     connected: Any = multiprocessing.get_context("forkserver").Semaphore(0)
@@ -147,7 +155,8 @@ def stop_one(rng: random.Random, start_s: float = START_S) -> list[str]:
         _signal(pids[victim], signal.SIGCONT)
 
     ends_s = LAST_MOMENT_S + STOPPED_S + 1
-    args = (connected, str(rng.random()), start_s, ends_s)
+    store = _store()
+    args = (Start(store.port, start_s, connected), str(rng.random()), ends_s)
     outcomes = run_ranks(SIZE, exchange_batches, *args, timeout_s=LIMIT_S, meanwhile=strike)
     return [
         f"rank {rank} when rank {victim} was stopped: {kind}: {_brief(value)}"
@@ -160,7 +169,8 @@ def start_all(seed: int) -> float:
     """The seconds in which ranks that nobody kills start, connect, exchange a batch and end."""
     connected: Any = multiprocessing.get_context("forkserver").Semaphore(0)
     start = time.monotonic()
-    args = (connected, str(seed), LIMIT_S, 0.0)
+    store = _store()
+    args = (Start(store.port, LIMIT_S, connected), str(seed), 0.0)
     outcomes = run_ranks(SIZE, exchange_batches, *args, timeout_s=LIMIT_S)
     if outcomes != [("ok", None)] * SIZE:
         raise AssertionError(f"expected ranks that start and end; got {outcomes}")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests import kills
+from tests.kill_jobs import Start
 from tests.ranks import run_ranks
 
 
@@ -28,11 +29,9 @@ def test_stopped_rank_is_not_taken_for_lost(monkeypatch: pytest.MonkeyPatch) -> 
     assert kills.stop_one(random.Random(0)) == []
 
 
-def _bad_ends(
-    rank: int, size: int, store_path: str, connected: Any, seed: str, start_s: float
-) -> kills.Loss | None:
+def _bad_ends(rank: int, size: int, store_path: str, start: Start, seed: str) -> kills.Loss | None:
     """What `kill_one` must not take for good: a silent end, a hang, an error about another."""
-    connected.release()
+    start.connected.release()
     if rank in (1, 3):
         time.sleep(600)
     if rank == 0:
