@@ -88,12 +88,15 @@ std::vector<std::string> usable_isas() {
 }  // namespace
 
 void register_codec(py::module_& module) {
-  module.def("codec_name", [](const std::string& text) { return codec_to_string(parse_codec(text)); });
-  module.def("codec_wire_nbytes", [](const std::string& text, std::int64_t rows, std::int64_t cols) {
-    const CodecSpec spec = parse_codec(text);
-    const Grid grid{rows, cols};
-    return wire_nbytes(spec, grid, 0, num_groups(spec, grid));
-  });
+  module.def("codec_name", [](const std::string& text) { return codec_to_string(parse_codec(text)); }, py::arg("text"));
+  module.def(
+      "codec_wire_nbytes",
+      [](const std::string& codec, std::int64_t rows, std::int64_t cols) {
+        const CodecSpec spec = parse_codec(codec);
+        const Grid grid{rows, cols};
+        return wire_nbytes(spec, grid, 0, num_groups(spec, grid));
+      },
+      py::arg("codec"), py::arg("rows"), py::arg("cols"));
   module.def("codec_encode", &encode_whole, py::arg("codec"), py::arg("dtype"), py::arg("src"), py::arg("rows"),
              py::arg("cols"), py::arg("wire"), py::arg("seed") = py::none());
   module.def("codec_decode", &decode_whole, py::arg("codec"), py::arg("dtype"), py::arg("wire"), py::arg("rows"),

@@ -4,6 +4,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/dlpack.h"
+#include "bindings/kept.h"
 #include "python/gil.h"
 #include "transport/api/hang_report.h"
 #include "transport/api/listener.h"
@@ -78,12 +79,12 @@ void register_transfer(py::module_& module) {
           "wait",
           [](Transfer& transfer, double timeout_s) {
             without_gil([&] { return transfer.wait(from_seconds(timeout_s), check_signals), 0; });
+            drop_put_aside();
           },
           py::arg("timeout_s"))
       .def("take", &take, py::arg("device").none(true), py::arg("stream"),
            "After wait(): [(bytes over DLPack or None, dtype, shape, order, is_raw, requires_grad, absent)], once.")
       .def_property_readonly("is_done", &Transfer::is_done)
-      .def_property_readonly("has_left", &Transfer::has_left)
       .def_property_readonly("peer", &Transfer::peer)
       .def_property_readonly("payload_nbytes", &Transfer::payload_nbytes)
       .def_property_readonly("wire_nbytes", &Transfer::wire_nbytes)
@@ -92,7 +93,7 @@ void register_transfer(py::module_& module) {
       .def_property_readonly("done_ns", [](const Transfer& transfer) { return transfer.times().done_ns; });
 }
 
-void register_communicator(py::module_& module) {
+void register_counters(py::module_& module) {
   py::class_<LinkCounters>(module, "LinkCounters")
       .def_readonly("messages_sent", &LinkCounters::messages_sent)
       .def_readonly("messages_received", &LinkCounters::messages_received)
@@ -100,7 +101,9 @@ void register_communicator(py::module_& module) {
       .def_readonly("payload_nbytes_received", &LinkCounters::payload_nbytes_received)
       .def_readonly("wire_nbytes_sent", &LinkCounters::wire_nbytes_sent)
       .def_readonly("wire_nbytes_received", &LinkCounters::wire_nbytes_received);
+}
 
+void register_communicator(py::module_& module) {
   py::class_<Communicator, std::shared_ptr<Communicator>>(module, "Communicator")
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("size", &Communicator::size)
@@ -108,36 +111,54 @@ void register_communicator(py::module_& module) {
           "send",
           [](Communicator& self, int peer, const std::vector<PartTuple>& items, std::int32_t tag,
              const std::string& direction, std::int32_t microbatch, std::uint32_t epoch, std::int32_t stage,
-             const DevicePtr& device, std::uintptr_t stream) {
+             const DevicePtr& device, std::uintptr_t stream, py::object kept) {
+            drop_put_aside();
             std::vector<SendPart> parts;
             for (const PartTuple& item : items) parts.push_back(to_part(item));
             const Event ready = device ? device->record(reinterpret_cast<void*>(stream)) : Event{};
             return self.send(peer, {tag, parse_direction(direction), microbatch, epoch, stage}, std::move(parts),
-                             nullptr, ready);
+                             keep(std::move(kept)), ready);
           },
           py::arg("peer"), py::arg("parts"), py::arg("tag") = 0, py::arg("direction") = "none",
           py::arg("microbatch") = kNoMicrobatch, py::arg("epoch") = 0, py::arg("stage") = kNoStage,
-          py::arg("device") = nullptr, py::arg("stream") = 0,
-          "Posts a message; tensors of the device are read after what the stream does now. The caller keeps "
-          "the tensors alive until has_left.")
+          py::arg("device") = nullptr, py::arg("stream") = 0, py::arg("kept") = py::none(),
+          "Posts a message; tensors of the device are read after what the stream does now. Until the tensors have "
+          "left, "
+          "or the peer has let go of them, `kept` lives.")
       .def(
           "receive",
           [](Communicator& self, int peer, std::int32_t tag, const std::string& direction, std::int32_t microbatch,
              std::uint32_t epoch, std::int32_t stage) {
+            drop_put_aside();
             return self.receive(peer, {tag, parse_direction(direction), microbatch, epoch, stage}, {}, nullptr);
           },
           py::arg("peer"), py::arg("tag") = 0, py::arg("direction") = "none", py::arg("microbatch") = kNoMicrobatch,
           py::arg("epoch") = 0, py::arg("stage") = kNoStage, "Posts a receive into memory of the pool.")
       .def("use_device", &Communicator::use_device, py::arg("device_index"))
-      .def("begin_epoch",
-           [](Communicator& self, std::uint32_t epoch) { without_gil([&] { return self.begin_epoch(epoch), 0; }); })
-      .def("abort", [](Communicator& self, std::uint32_t epoch,
-                       const std::string& text) { without_gil([&] { return self.abort(epoch, text), 0; }); })
-      .def("aborted", &Communicator::aborted)
-      .def("set_fail_together", &Communicator::set_fail_together)
+      .def(
+          "begin_epoch",
+          [](Communicator& self, std::uint32_t epoch) {
+            without_gil([&] { return self.begin_epoch(epoch), 0; });
+            drop_put_aside();
+          },
+          py::arg("epoch"))
+      .def(
+          "abort",
+          [](Communicator& self, std::uint32_t epoch, const std::string& text) {
+            without_gil([&] { return self.abort(epoch, text), 0; });
+          },
+          py::arg("epoch"), py::arg("text"))
+      .def("aborted", &Communicator::aborted, py::arg("epoch"))
+      .def("set_fail_together", &Communicator::set_fail_together, py::arg("value"))
       .def("check_peers", [](const Communicator& self) { without_gil([&] { return self.check_peers(), 0; }); })
-      .def("close", [](Communicator& self) { without_gil([&] { return self.close(), 0; }); })
-      .def("counters", [](Communicator& self, int peer) { return without_gil([&] { return self.counters(peer); }); })
+      .def("close",
+           [](Communicator& self) {
+             without_gil([&] { return self.close(), 0; });
+             drop_put_aside();
+           })
+      .def(
+          "counters", [](Communicator& self, int peer) { return without_gil([&] { return self.counters(peer); }); },
+          py::arg("peer"))
       .def("shares_memory", &Communicator::shares_memory, py::arg("peer"))
       .def("path", &Communicator::path, py::arg("peer"), "How bytes get there, in words.")
       .def("capsule", &to_capsule);
@@ -148,6 +169,7 @@ void register_communicator(py::module_& module) {
 void register_transport(py::module_& module) {
   py::class_<Device, DevicePtr>(module, "Device").def_property_readonly("name", &Device::name);
   register_transfer(module);
+  register_counters(module);
   register_communicator(module);
   py::class_<Listener>(module, "Listener")
       .def(py::init(&make_listener))

@@ -133,7 +133,7 @@ def _layout(name: str) -> tuple[int, int, tuple[int, ...]]:
 
     def nbytes(cols: int) -> int:
         # 16 rows of one group fill every section to its last byte.
-        return int(core.codec_wire_nbytes(name, 16, cols)) - 16 * sum(spikes)
+        return core.codec_wire_nbytes(name, 16, cols) - 16 * sum(spikes)
 
     num_sections = (nbytes(1) - 16) // 32
     code_bits = (nbytes(32) - 32 * num_sections) // 64
