@@ -91,12 +91,12 @@ class CommunicatorImpl final : public Communicator,
 
   std::shared_ptr<Device> use_device(int device_index) override { return place_.use(device_index); }
 
-  void begin_epoch(std::uint32_t epoch) override {
+  void begin_epoch(std::uint32_t epoch, Iteration iteration) override {
     Progress::instance().exclusively([&] {
       take_submitted();
-      const Error error(ErrorKind::transport, "the step was given up before this transfer was done" + where());
+      const Error error(ErrorKind::transport, "the section was given up before this transfer was done" + where());
       const auto is_old = [&](const TransferState& transfer) { return transfer.key.epoch < epoch; };
-      for (const auto& receive : inbox_.begin_epoch(epoch)) receive->fail(error);
+      for (const auto& receive : inbox_.begin_epoch(epoch, iteration)) receive->fail(error);
       links_.for_each([&](Link& link) {
         if (link.receiver().is_current(is_old)) link.receiver().fail_current(error);
         link.sender().fail_if(is_old, error, false);
@@ -261,6 +261,7 @@ class CommunicatorImpl final : public Communicator,
   }
 
   void start(const TransferPtr& transfer) {
+    transfer->iteration = inbox_.iteration(transfer->key.epoch);
     if (is_closed_) return refuse(transfer, closed_error());
     if (const auto text = aborted(transfer->key.epoch)) return refuse(transfer, Error(ErrorKind::stage_failed, *text));
     transfer->is_send ? start_send(transfer) : start_receive(transfer);
