@@ -234,7 +234,7 @@ TEST(ranks_of_groups_of_other_sizes_refuse_each_other) {
   const Listeners listeners = listen(0, 3);
   const std::vector<std::string> two = {listeners[0]->address(), listeners[1]->address()};
   const std::vector<std::string> three = {two[0], two[1], listeners[2]->address()};
-  const std::string text = "expected 2 ranks; rank 1 was started for 3";
+  const char* const text = "expected 2 ranks; rank 1 was started for 3";
   std::thread other([&] { CHECK_ERROR(ErrorKind::config, text, listeners[1]->connect(1, three, {}, 10s)); });
   CHECK_ERROR(ErrorKind::config, text, listeners[0]->connect(0, two, {}, 10s));
   other.join();

@@ -107,6 +107,33 @@ TEST(codec_fields_from_the_wire_are_known_only_if_a_name_has_them) {
   CHECK_EQ(num_known, 1 + 9 * 4 + 7);
 }
 
+TEST(floats_of_some_size_are_coded_and_all_else_passes) {
+  const CodecSpec raw = parse_codec("raw"), int8 = parse_codec("int8");
+  for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
+    CHECK(is_coded(int8, dtype, 64, 64));
+    CHECK(!is_coded(int8, dtype, 63, 64));
+    CHECK(!is_coded(raw, dtype, 64, 64));
+    CHECK(carries(int8, dtype) && carries(raw, dtype));
+  }
+  for (const DType dtype : {DType::float64, DType::int32, DType::bool_, DType::float8_e5m2}) {
+    CHECK(!is_coded(int8, dtype, 64, 0));
+    CHECK(!carries(int8, dtype));
+    CHECK(carries(raw, dtype));
+  }
+}
+
+TEST(sizes_of_groups_give_the_bytes_of_a_tensor) {
+  for (const char* name : {"int8", "int8:group=128", "int4", "int4-symmetric", "nf4", "int4:spikes=4",
+                           "fp8:group=32,spikes=1", "int4:hadamard=64"}) {
+    const CodecSpec spec = parse_codec(name);
+    const GroupSizes sizes = group_sizes(spec);
+    std::size_t nbytes = static_cast<std::size_t>(16 * sizes.num_values * sizes.code_bits / 8);
+    for (const int section : sizes.section_nbytes) nbytes += 16 * static_cast<std::size_t>(section);
+    CHECK_EQ(wire_nbytes(spec, {16, sizes.num_values}, 0, 16), nbytes);  // 16 groups fill every section
+  }
+  CHECK_ERROR(ErrorKind::config, "expected a quantizing codec", group_sizes(parse_codec("raw")));
+}
+
 TEST(rounding_and_seed_do_not_travel) {
   const CodecSpec spec = parse_codec("int8:hadamard=64,rounding=stochastic,seed=7");
   CHECK(codec_from_wire(wire_id(spec), spec.group_size) == parse_codec("int8:hadamard=64"));
