@@ -44,8 +44,8 @@ py::list take(Transfer& transfer, const DevicePtr& device, std::uintptr_t stream
   without_gil([&] { transfer.event().block(native_stream); });
   py::list result;
   for (ReceivedPart& part : transfer.parts()) {
-    const int place = device && !device->is_host() ? part.device : kOnHost;
-    py::object bytes = part.block ? to_dlpack(std::move(part.block), place, device, native_stream) : py::none();
+    const int device_index = device && !device->is_host() ? part.device : kOnHost;
+    py::object bytes = part.block ? to_dlpack(std::move(part.block), device_index, device, native_stream) : py::none();
     result.append(py::make_tuple(bytes, dtype_name(part.dtype), part.shape, part.order, part.is_raw, part.requires_grad,
                                  part.absent));
   }
