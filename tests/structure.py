@@ -111,11 +111,8 @@ PYTHON_MUST_NOT_REACH = {
 }
 # The only module that looks at the environment.
 READS_ENVIRONMENT = "pipecomm.settings"
-# By suffix; C++ has all that is not named.
-MAX_FILE_LINES = {".py": 390}
-MAX_FUNCTION_LINES = {".py": 40}
-MAX_CPP_FILE_LINES = 400
-MAX_CPP_FUNCTION_LINES = 60
+MAX_FILE_LINES = 390
+MAX_FUNCTION_LINES = 40
 FOLDERS = ("csrc", "pipecomm", "tests", "benchmarks")
 
 Rule = Callable[[Path], Iterator[str]]
@@ -264,19 +261,17 @@ def missing_openings(root: Path) -> Iterator[str]:
 def long_files(root: Path) -> Iterator[str]:
     for path in all_files(root):
         num_lines = len(path.read_text().splitlines())
-        limit = MAX_FILE_LINES.get(path.suffix, MAX_CPP_FILE_LINES)
-        if num_lines > limit:
-            yield f"{path.relative_to(root)}: {num_lines} lines, at most {limit}"
+        if num_lines > MAX_FILE_LINES:
+            yield f"{path.relative_to(root)}: {num_lines} lines, at most {MAX_FILE_LINES}"
 
 
 def long_functions(root: Path) -> Iterator[str]:
     for path in all_files(root):
         functions = source.python_functions if path.suffix == ".py" else source.cpp_functions
-        limit = MAX_FUNCTION_LINES.get(path.suffix, MAX_CPP_FUNCTION_LINES)
         for line, num_lines in functions(path):
-            if num_lines > limit:
+            if num_lines > MAX_FUNCTION_LINES:
                 where = f"{path.relative_to(root)}:{line}"
-                yield f"{where}: function of {num_lines} lines, at most {limit}"
+                yield f"{where}: function of {num_lines} lines, at most {MAX_FUNCTION_LINES}"
 
 
 def reads_of_environment(root: Path) -> Iterator[str]:

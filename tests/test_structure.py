@@ -50,6 +50,7 @@ def test_rules_see_the_source() -> None:
 
 
 LONG_BODY = "  f();\n" * 60
+LONG_CPP_BODY = "  f();\n" * 39
 BREAKS: list[tuple[Rule, dict[str, str], str]] = [
     (
         wrong_includes,
@@ -160,11 +161,11 @@ BREAKS: list[tuple[Rule, dict[str, str], str]] = [
     (missing_openings, {"csrc/base/a.h": "#pragma once\n// late"}, "csrc/base/a.h: expected"),
     (missing_openings, {"tests/a.py": "# no\nimport os"}, "tests/a.py: expected its job"),
     (long_files, {"benchmarks/a.py": "\n" * 391}, "benchmarks/a.py: 391 lines, at most 390"),
-    (long_files, {"csrc/base/a.h": "//\n" * 401}, "csrc/base/a.h: 401 lines, at most 400"),
+    (long_files, {"tests/cpp/a.cpp": "\n" * 391}, "tests/cpp/a.cpp: 391 lines, at most 390"),
     (
         long_functions,
-        {"csrc/base/a.cpp": f"namespace {{\nclass A {{\n int f() {{\n{LONG_BODY} }}\n}};\n}}"},
-        "csrc/base/a.cpp:3: function of 62 lines",
+        {"csrc/base/a.cpp": f"namespace {{\nclass A {{\n int f() {{\n{LONG_CPP_BODY} }}\n}};\n}}"},
+        "csrc/base/a.cpp:3: function of 41 lines, at most 40",
     ),
     (
         long_functions,

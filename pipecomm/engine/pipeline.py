@@ -295,11 +295,12 @@ class Pipeline:
         title = f"{method} with num_microbatches={num_microbatches}"
         running: list[Step] = []
 
+        iteration = self._num_iterations if trains else None
+
         def where() -> str:
-            iteration = self._num_iterations if trains else None
             return self._where(running[-1].current if running else None, iteration)
 
-        with self._sections.open(title, where), torch.set_grad_enabled(trains):
+        with self._sections.open(title, where, iteration), torch.set_grad_enabled(trains):
             plan = self._plan_of(trains, num_microbatches)
             stages = self._stages.values()
             has_last = any(stage.is_last for stage in stages)

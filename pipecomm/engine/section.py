@@ -33,19 +33,22 @@ class Sections:
         self._is_closed = True
 
     @contextlib.contextmanager
-    def open(self, title: str, where: Callable[[], str]) -> Iterator[None]:
+    def open(
+        self, title: str, where: Callable[[], str], iteration: int | None = None
+    ) -> Iterator[None]:
         """The block is a section. `title` says what it does and must be the same on every rank.
 
         What the block raises is raised, as StageFailedError, on the other ranks, and names what
         `where` then gives: where this rank was ("stage 1 of 3, F of microbatch 2"), which is
-        added as a note here. Raises ConfigError once it is closed.
+        added as a note here. `iteration` is the user's number of it, if it has one.
+        Raises ConfigError once it is closed.
         """
         if self._is_closed:
             raise ConfigError("expected an open pipeline; got one that has been closed")
         self._num_sections += 1
         try:
             if self._links is not None:
-                self._links.begin_step(self._num_sections, title)
+                self._links.begin_step(self._num_sections, title, iteration)
             yield
         except StageFailedError as error:
             # Passed on: this rank may be gone before the failed one's own word is everywhere.

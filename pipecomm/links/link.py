@@ -142,8 +142,10 @@ class Links:
         used = self._core.use_device(index)
         self._side.device, self._side.name = used, torch.device("cuda", index)
 
-    def begin_step(self, step: int, title: str = "") -> None:
+    def begin_step(self, step: int, title: str = "", iteration: int | None = None) -> None:
         """Drop what is left of earlier steps. All ranks count steps alike, from 1.
+
+        Errors and hang reports number the user's `iteration` where there is one.
 
         `title` says in words what this rank runs; messages of microbatch 0 carry it, and a rank
         that runs another raises ConfigError. Raises StageFailedError when another rank has
@@ -151,7 +153,7 @@ class Links:
         """
         self._step = step
         self._title = title
-        self._core.begin_epoch(step)
+        self._core.begin_epoch(step, iteration)
         text = self._core.aborted(step)
         if text is not None:
             raise StageFailedError(text)

@@ -191,7 +191,6 @@ def _connect(
             group.seat.rank,
             addresses,
             name=group.name,
-            settings=group.settings,
             timeout_s=max(group.deadline - time.monotonic(), 0.0),
             interrupt=group.seat.look,
             **options,

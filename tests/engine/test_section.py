@@ -16,12 +16,14 @@ class FakeLinks:
 
     def __init__(self) -> None:
         self.begun: list[tuple[int, str]] = []
+        self.iterations: list[int | None] = []
         self.aborts: list[str] = []
         self.fails_at_begin: Exception | None = None
         self.fails_at_abort: Exception | None = None
 
-    def begin_step(self, number: int, title: str) -> None:
+    def begin_step(self, number: int, title: str, iteration: int | None) -> None:
         self.begun.append((number, title))
+        self.iterations.append(iteration)
         if self.fails_at_begin is not None:
             raise self.fails_at_begin
 
@@ -94,3 +96,12 @@ def test_closed_sections_cannot_be_opened(links: Any) -> None:
     with pytest.raises(ConfigError, match=r"expected an open pipeline; got .* closed"):
         run(sections)
     assert links.begun == []
+
+
+def test_links_learn_the_users_number_of_a_section_that_has_one(links: FakeLinks) -> None:
+    sections = Sections(0, links)  # type: ignore[arg-type]
+    with sections.open("train_step", lambda: "", 7):
+        pass
+    with sections.open("clipping", lambda: ""):
+        pass
+    assert links.iterations == [7, None]
