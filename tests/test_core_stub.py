@@ -32,7 +32,7 @@ def test_comparison_sees_the_module() -> None:
     assert found["Transfer.is_done"] == "property"
     assert found["Communicator.abort"] == "(self, epoch, text), 0 optional"
     assert found["hang_report"] == "(pid, timeout_s), 1 optional"
-    assert found["Listener.connect"].startswith("(self, rank, addresses, *, name, settings, ")
+    assert found["Listener.connect"].startswith("(self, rank, addresses, *, name, timeout_s, ")
     assert len(found) > 50
 
 
