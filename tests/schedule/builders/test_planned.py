@@ -60,3 +60,26 @@ def test_option_of_another_schedule_is_refused_with_those_it_has() -> None:
         build("planned", 2, 2, update_every=2)
     with pytest.raises(ConfigError, match="gpipe: expected options: none; got costs"):
         build("gpipe", 2, 2, costs=Costs())
+
+
+# Forward 40 and 20 ms, backward twice that; messages of 256 KiB on the narrow link.
+SLOW = {
+    "20 ms": Costs(0.04, 0.08, latency_s=0.02),
+    "200 Mbit/s": Costs(
+        0.02, 0.04, forward_nbytes=2**18, backward_nbytes=2**18, link_bytes_per_s=25e6
+    ),
+}
+
+
+@pytest.mark.parametrize("link", SLOW)
+def test_plan_is_a_quarter_faster_than_1f1b_over_slow_links_at_its_memory(link: str) -> None:
+    costs = SLOW[link]
+    plain, planned = build("1f1b", 8, 32), build("planned", 8, 32, costs=costs)
+    assert max(planned.peak_activations()) <= max(plain.peak_activations())
+    assert plain.simulate(costs).step_s >= 1.25 * planned.simulate(costs).step_s
+
+
+def test_plan_is_no_slower_than_the_orders_it_could_take() -> None:
+    for costs in SLOW.values():
+        planned = build("planned", 4, 16, costs=costs).simulate(costs).step_s
+        assert planned <= build("zb-h1", 4, 16).simulate(costs).step_s
