@@ -35,6 +35,9 @@ def simulate(args: argparse.Namespace) -> int:
         costs = _costs(args)
         return _compare(args, costs) if args.compare else _simulate_one(args, costs)
     except OSError as error:
+        # Some errors of ours are OSErrors too.
+        if error.filename is None:
+            raise
         raise ConfigError(
             f"expected a file that can be used; got {error.filename}: {error.strerror}"
         ) from None

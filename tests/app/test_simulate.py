@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,17 @@ def test_comparison_shows_every_schedule_and_says_which_to_take(
     assert "take sequential under 1 microbatches" in capsys.readouterr().out
     assert main([*words, "--memory-limit", "0.5"]) == 0
     assert "no schedule keeps to 0.5 microbatches" in capsys.readouterr().out
+
+
+def test_page_of_schedules_shows_what_its_commands_print(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text()
+    shown = re.findall(r"```sh\npipecomm (.*)\n```\n```text\n(.*?)```", page, re.DOTALL)
+    assert len(shown) == 2
+    for command, output in shown:
+        assert main(shlex.split(command)) == 0
+        assert capsys.readouterr().out == output
 
 
 def test_comparison_as_json_has_numbers_and_refusals(capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,6 +56,11 @@ def test_torch_1f1b_order_is_ours() -> None:
     assert torch_rows(theirs)[:-1] == ours[:-1]
 
 
+def test_torch_gpipe_order_is_ours() -> None:
+    theirs = torch_schedules.ScheduleGPipe(torch_stages(4, 4)[0], 6)._get_pipeline_order()
+    assert torch_rows(theirs) == [list(map(str, row)) for row in build("gpipe", 4, 6).ranks]
+
+
 @pytest.mark.parametrize("name", ["ScheduleInterleaved1F1B", "ScheduleLoopedBFS"])
 def test_torch_file_of_several_stages_per_rank_loads(name: str, tmp_path: Path) -> None:
     theirs = getattr(torch_schedules, name)(torch_stages(8, 4), 8)
