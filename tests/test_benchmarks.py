@@ -22,6 +22,7 @@ SHORT = {
     "convergence.py": ["--steps", "2", "--seeds", "1", "--held-out", "1"],
     "codec_error.py": ["--steps", "2"],
     "codec.py": ["--rounds", "2", "--mib", "8"],
+    "simulate.py": ["--ranks", "64"],
 }
 
 
