@@ -111,7 +111,7 @@ def test_page_of_schedules_shows_what_its_commands_print(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text()
-    shown = re.findall(r"```sh\npipecomm (.*)\n```\n```text\n(.*?)```", page, re.DOTALL)
+    shown = re.findall(r"```sh\npipecomm ([^\n]*)\n```\n```text\n(.*?)```", page, re.DOTALL)
     assert len(shown) == 2
     for command, output in shown:
         assert main(shlex.split(command)) == 0
