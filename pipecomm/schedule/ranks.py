@@ -29,17 +29,30 @@ def action_array(kind: Kind, stage: int, microbatches: npt.ArrayLike) -> ActionA
 
 
 def pack(actions: Iterable[Action] | ActionArray | Row) -> ActionArray:
-    """The actions as an array; an array stays what it is."""
+    """The actions as an array. Raises ConfigError for an array of anything else."""
     if isinstance(actions, Row):
         return actions.array
     if isinstance(actions, np.ndarray):
-        return np.asarray(actions, np.int32).reshape(-1, 3)
+        return _checked(actions)
     numbers = [(action.kind.index, action.stage, action.microbatch) for action in actions]
     try:
         return np.array(numbers, np.int32).reshape(-1, 3)
     except OverflowError:
         largest = max(max(abs(stage), abs(number)) for _, stage, number in numbers)
         raise ConfigError(f"expected stages and microbatches below 2^31; got {largest}") from None
+
+
+def _checked(array: npt.NDArray[Any]) -> ActionArray:
+    # The core reads kinds as places in a table.
+    if array.dtype != np.int32 or array.ndim != 2 or array.shape[1] != 3:
+        raise ConfigError(
+            f"expected actions as int32 of shape (actions, 3); got {array.dtype} of {array.shape}"
+        )
+    if len(array) and not 0 <= array[:, 0].min() <= array[:, 0].max() < len(KINDS):
+        raise ConfigError(
+            f"expected kinds 0 to {len(KINDS) - 1}; got {array[:, 0].min()} to {array[:, 0].max()}"
+        )
+    return array
 
 
 class Row(Sequence[Action]):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipecomm.errors import ConfigError
-from pipecomm.schedule import Action, Kind, Ranks, Row, build
+from pipecomm.schedule import Action, Kind, Ranks, Row, Schedule, build
 from pipecomm.schedule.ranks import action_array, pack
 
 ACTIONS = (Action(Kind.F, 0, 0), Action(Kind.W, 70_000, 3), Action(Kind.SEND_B, -1, 2**31 - 1))
@@ -70,6 +70,20 @@ def test_ranks_cannot_be_changed() -> None:
 def test_number_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"below 2\^31; got 2147483648"):
         pack([Action(Kind.F, 0, 2**31)])
+
+
+@pytest.mark.parametrize(
+    ("array", "text"),
+    [
+        (np.zeros((2, 3), np.int64), r"int32 of shape \(actions, 3\); got int64 of \(2, 3\)"),
+        (np.zeros((2, 2), np.int32), r"got int32 of \(2, 2\)"),
+        (np.array([[0, 0, 0], [99, 0, 0]], np.int32), "kinds 0 to 8; got 0 to 99"),
+        (np.array([[-1, 0, 0]], np.int32), "kinds 0 to 8; got -1 to -1"),
+    ],
+)
+def test_array_that_holds_no_actions_is_refused(array: np.ndarray, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Schedule("mine", 1, 1, [array])  # type: ignore[arg-type]
 
 
 def test_action_array_has_an_action_for_each_microbatch_in_order() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipecomm.errors import ConfigError
@@ -117,6 +117,7 @@ def test_updates_that_cannot_be_are_refused(
         with_weights(weights, *rows).check()
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 3), st.data())
 def test_update_moved_to_before_a_gradient_it_needs_is_refused(
     num_ranks: int, every: int, num_batches: int, data: st.DataObject
