@@ -4,7 +4,13 @@ Tensors cross as address, dtype name ("float32"), shape and device index (-1: th
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+
+_Int32 = np.ndarray[Any, np.dtype[np.int32]]
+_Int64 = np.ndarray[Any, np.dtype[np.int64]]
+_Float64 = np.ndarray[Any, np.dtype[np.float64]]
 
 class BuildInfo(TypedDict):
     version: str
@@ -147,6 +153,25 @@ def codec_encode(
 ) -> None: ...
 def codec_decode(codec: str, dtype: str, wire: int, rows: int, cols: int, dst: int) -> None: ...
 def codec_isa() -> str: ...
+
+class ScheduleLists:
+    def __init__(
+        self, actions: _Int32, offsets: _Int64, kinds: _Int32, messages: _Int32, ways: _Int32
+    ) -> None: ...
+    def find_fault(self, num_stages: int, num_microbatches: int) -> tuple[int, int, int] | None: ...
+    def find_misorder(self) -> tuple[int, int, int] | None: ...
+    def lower(self) -> tuple[_Int32, _Int64]: ...
+    def walk(
+        self,
+        compute_s: _Float64,
+        transfer_s: _Float64,
+        latency_s: _Float64,
+        slots: int,
+        max_in_flight: int,
+        sends_block: bool,
+        progress: Callable[[float], None] | None,
+    ) -> dict[str, Any]: ...
+
 def codec_isas() -> list[str]: ...
 def make_host_pool(limit_nbytes: int = 0) -> Pool: ...
 def make_lazy_pool(capacity_nbytes: int = 0, limit_nbytes: int = 0) -> Pool: ...

@@ -40,8 +40,11 @@ CPP_MAY_INCLUDE = {
         *("base", "sockets", "wire"),
         *("transport/api", "transport/progress", "transport/remote", "transport/group"),
     },
+    "schedule": {"base"},
     "python": {"base"},
-    "bindings": {"base", "device", "memory", "codec", "wire", "python", "transport/api"},
+    "bindings": {
+        *("base", "device", "memory", "codec", "wire", "schedule", "python", "transport/api"),
+    },
     "torch": {"base", "device", "memory", "codec", "wire", "python", "transport/api"},
 }
 # Start of a foreign header's path -> the only folders that may include it.
@@ -64,7 +67,7 @@ PYTHON_ROOMS = {
     "settings": {"errors"},
     "outcome": {"errors", "settings"},
     "direction": set(),
-    "schedule": {"errors", "direction"},
+    "schedule": {"errors", "direction", "_native"},
     "codecs": {"errors", "_native", "addressable"},
     "memory": {"errors", "_native", "device"},
     "links": {
@@ -89,7 +92,11 @@ TESTED_BY_DOORS = {*PYTHON_DOORS, "_version"}
 PYTHON_MAY_IMPORT = {
     "pipecomm.errors": set(),
     "pipecomm.direction": set(),
-    "pipecomm.schedule": {"pipecomm.errors", "pipecomm.direction"},
+    # The core runs the lists; nothing of it knows tensors.
+    "pipecomm.schedule": {
+        *("pipecomm.errors", "pipecomm.direction", "pipecomm._native"),
+        *("numpy", "matplotlib"),
+    },
     # The data of a schedule, which all functions over it stand on.
     "pipecomm.schedule.action": {"pipecomm.errors", "pipecomm.direction"},
     "pipecomm.schedule.placement": {
@@ -97,17 +104,20 @@ PYTHON_MAY_IMPORT = {
         "pipecomm.direction",
         "pipecomm.schedule.action",
     },
+    "pipecomm.schedule.ranks": {"pipecomm.errors", "pipecomm.schedule.action", "numpy"},
     "pipecomm.schedule.data": {
         "pipecomm.errors",
         "pipecomm.schedule.action",
         "pipecomm.schedule.placement",
+        "pipecomm.schedule.ranks",
+        "numpy",
     },
 }
 # Module -> modules it may not come to through others either.
 PYTHON_MUST_NOT_REACH = {
     "pipecomm.engine": {"pipecomm.drop_in"},
     "pipecomm.drop_in": {"pipecomm.engine"},
-    "pipecomm.schedule": {"torch", "pipecomm._core", "pipecomm._native"},
+    "pipecomm.schedule": {"torch"},
 }
 # The only module that looks at the environment.
 READS_ENVIRONMENT = "pipecomm.settings"
