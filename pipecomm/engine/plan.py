@@ -22,8 +22,6 @@ from pipecomm.schedule import (
 
 __all__ = ["Plan", "check_schedule", "evaluation_plan", "training_plan"]
 
-_EXECUTABLE = {Kind.F, Kind.B}
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -39,9 +37,14 @@ class Plan:
 
     @functools.cached_property
     def reducing(self) -> frozenset[Action]:
-        """The last backward of each stage: with it data-parallel wrappers reduce."""
-        last = {action.stage: action for action in self.actions if action.kind is Kind.B}
-        return frozenset(last.values())
+        """The last end of a backward on each stage: with it data-parallel wrappers reduce."""
+        ends = (action for action in self.actions if action.kind.change_in_live < 0)
+        return frozenset({action.stage: action for action in ends}.values())
+
+    @functools.cached_property
+    def splitting(self) -> frozenset[int]:
+        """The stages with backwards in two parts."""
+        return frozenset(action.stage for action in self.actions if action.kind is Kind.I)
 
     @functools.cached_property
     def max_open_sends(self) -> int | None:
@@ -61,7 +64,7 @@ def check_schedule(
     """The schedule for `size` ranks of which this one has `num_chunks` stages, checked.
 
     Raises ConfigError for an unknown name, one that has no form of this size, a Schedule of other
-    sizes, one that cannot be executed, and one that puts another number of stages on this rank.
+    sizes, one that cannot reach its end, and one that puts another number of stages on this rank.
     """
     if isinstance(schedule, str):
         return build(schedule, num_chunks * size, num_microbatches, size)
@@ -80,12 +83,6 @@ def check_schedule(
             f"got {num_microbatches}"
         )
     schedule.check()
-    others = sorted(kind.value for kind in schedule.kinds - _EXECUTABLE)
-    if others:
-        raise ConfigError(
-            f"expected a schedule of F and B; got {', '.join(others)} in {schedule.name!r}: "
-            "backwards split into I and W can be checked and simulated, not yet executed"
-        )
     return schedule
 
 

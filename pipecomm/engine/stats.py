@@ -18,9 +18,9 @@ __all__ = ["StepStats"]
 class StepStats:
     """Measurements of one rank in one step; times in seconds, sizes in bytes.
 
-    `compute_s` was spent in forward and backward passes, `wait_s` in waiting for transfers.
-    `exposed_comm_s` is the part of wait_s in which the awaited message was on its way; in the
-    rest of it the other side had not produced it yet.
+    `compute_s` was spent in forward and backward passes, also parts of them, `wait_s` in waiting
+    for transfers. `exposed_comm_s` is the part of wait_s in which the awaited message was on its
+    way; in the rest of it the other side had not produced it yet.
 
     With tensors of a device these are the host's times: until work is enqueued, not done.
     """
@@ -81,7 +81,8 @@ class StepStats:
 
 def _args(action: Action) -> dict[str, Any]:
     return {
-        "direction": action.kind.direction,
+        # What works on weights goes nowhere.
+        "direction": action.kind.direction or "weights",
         "stage": action.stage,
         "microbatch": action.microbatch,
     }

@@ -1,7 +1,8 @@
 """Carries out one rank's actions of one step; the only place where a pipeline waits.
 
-The actions come from a plan: F and B compute and first wait for their own receive; RECV_* and
-SEND_* are posted and not waited for. Between two stages of this rank results stay in memory.
+The actions come from a plan: F, B and I compute and first wait for their own receive; W computes;
+RECV_* and SEND_* are posted and not waited for. Between two stages of this rank results stay in
+memory.
 """
 
 from __future__ import annotations
@@ -74,14 +75,17 @@ class Step:
         carry_out = {
             Kind.F: self._forward,
             Kind.B: self._backward,
+            Kind.I: self._backward,
+            Kind.W: self._backward_weights,
             Kind.RECV_F: self._post_receive,
             Kind.RECV_B: self._post_gradient_receive,
             Kind.SEND_F: self._send,
             Kind.SEND_B: self._send,
         }
         with ExitStack() as stack:
-            for stage in self._stages.values():
-                stack.enter_context(stage.step(trains=self._plan.trains))
+            for index, stage in self._stages.items():
+                splits = index in self._plan.splitting
+                stack.enter_context(stage.step(trains=self._plan.trains, splits=splits))
             for action in self._plan.actions:
                 self.current = action
                 carry_out[action.kind](action)
@@ -114,10 +118,20 @@ class Step:
         elif stage.num_gradients(microbatch) > 0:
             gradients = self._take(action)
         with self._computing(action):
-            results = stage.backward(microbatch, gradients, reduces=action in self._plan.reducing)
+            if action.kind is Kind.I:
+                results = stage.backward_inputs(microbatch, gradients)
+            else:
+                reduces = action in self._plan.reducing
+                results = stage.backward(microbatch, gradients, reduces=reduces)
         # The stage before knows from its own outputs when no gradient will come.
         if results:
             self._pass_on(action, results)
+
+    def _backward_weights(self, action: Action) -> None:
+        with self._computing(action):
+            self._stages[action.stage].backward_weights(
+                action.microbatch, reduces=action in self._plan.reducing
+            )
 
     def _pass_on(self, action: Action, tensors: Sequence[Tensor | None]) -> None:
         """To the stage that takes them, or to the SEND that will."""
