@@ -39,7 +39,9 @@ def _load() -> tuple[Any, str | None]:
         if built == __version__:
             return module, None
         text = f"pipecomm {__version__} found an extension of version {built}. {_command()}"
-    warnings.warn(f"{text} Until then only schedules work.", RuntimeWarning, stacklevel=2)
+    warnings.warn(
+        f"{text} Until then schedules can be built, and no more.", RuntimeWarning, stacklevel=2
+    )
     return _MissingCore(text), text
 
 

@@ -40,8 +40,11 @@ CPP_MAY_INCLUDE = {
         *("base", "sockets", "wire"),
         *("transport/api", "transport/progress", "transport/remote", "transport/group"),
     },
+    "schedule": {"base"},
     "python": {"base"},
-    "bindings": {"base", "device", "memory", "codec", "wire", "python", "transport/api"},
+    "bindings": {
+        *("base", "device", "memory", "codec", "wire", "schedule", "python", "transport/api"),
+    },
     "torch": {"base", "device", "memory", "codec", "wire", "python", "transport/api"},
 }
 # Start of a foreign header's path -> the only folders that may include it.
@@ -62,7 +65,7 @@ PYTHON_ROOMS = {
     "addressable": set(),
     "device": {"errors"},
     "outcome": {"errors"},
-    "schedule": {"errors"},
+    "schedule": {"errors", "_native"},
     "codecs": {"errors", "_native", "addressable"},
     "memory": {"errors", "_native", "device"},
     "links": {"errors", "_native", "addressable", "outcome", "codecs", "memory"},
@@ -78,21 +81,25 @@ PYTHON_DOORS = {"__main__", "arrays", "codec_ops", "deepspeed_p2p", "megatron", 
 # Part of the package -> all it may import, besides itself and the standard library.
 PYTHON_MAY_IMPORT = {
     "pipecomm.errors": set(),
-    "pipecomm.schedule": {"pipecomm.errors"},
+    # The core runs the lists; nothing of it knows tensors.
+    "pipecomm.schedule": {"pipecomm.errors", "pipecomm._native", "numpy", "matplotlib"},
     # The data of a schedule, which all functions over it stand on.
     "pipecomm.schedule.action": {"pipecomm.errors"},
     "pipecomm.schedule.placement": {"pipecomm.errors", "pipecomm.schedule.action"},
+    "pipecomm.schedule.ranks": {"pipecomm.errors", "pipecomm.schedule.action", "numpy"},
     "pipecomm.schedule.data": {
         "pipecomm.errors",
         "pipecomm.schedule.action",
         "pipecomm.schedule.placement",
+        "pipecomm.schedule.ranks",
+        "numpy",
     },
 }
 # Module -> modules it may not come to through others either.
 PYTHON_MUST_NOT_REACH = {
     "pipecomm.engine": {"pipecomm.drop_in"},
     "pipecomm.drop_in": {"pipecomm.engine"},
-    "pipecomm.schedule": {"torch", "pipecomm._core", "pipecomm._native"},
+    "pipecomm.schedule": {"torch"},
 }
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60

@@ -198,38 +198,6 @@ def _attach(args: argparse.Namespace) -> int:
 
 
 def _simulate(args: argparse.Namespace) -> int:
-    from pipecomm.schedule import Costs, build
+    from pipecomm.app.simulate import simulate
 
-    schedule = build(args.schedule, args.stages, args.microbatches)
-    transfer_s = args.transfer_ms / 1e3
-    simulation = schedule.simulate(
-        Costs(
-            forward_s=args.forward_ms / 1e3,
-            backward_s=args.backward_ms / 1e3,
-            forward_transfer_s=transfer_s,
-            backward_transfer_s=transfer_s,
-        )
-    )
-    if args.json:
-        document = {
-            "schedule": schedule.name,
-            "stages": schedule.num_stages,
-            "microbatches": schedule.num_microbatches,
-            "step_s": simulation.step_s,
-            "bubble": simulation.bubble,
-            "exposed_comm_s": list(simulation.exposed_comm_s),
-            "peak_activations": list(schedule.peak_activations()),
-        }
-        print(json.dumps(document))
-        return _OK
-    print(schedule.draw())
-    print(f"\nstep {simulation.step_s * 1e3:g} ms, bubble {simulation.bubble:.1%}")
-    rows = zip(
-        simulation.rank_bubbles, simulation.exposed_comm_s, schedule.peak_activations(), strict=True
-    )
-    for rank, (bubble, exposed_s, activations) in enumerate(rows):
-        print(
-            f"rank {rank}: bubble {bubble:.1%}, exposed communication {exposed_s * 1e3:g} ms, "
-            f"at most {activations} microbatches in memory"
-        )
-    return _OK
+    return simulate(args)

@@ -88,12 +88,12 @@ def check_schedule(
 
 def training_plan(schedule: Schedule, rank: int) -> Plan:
     """The actions of `rank` in a checked schedule."""
-    actions = with_communication(schedule)[rank]
+    actions = tuple(with_communication(schedule)[rank])
     return Plan(True, schedule.num_microbatches, schedule.placement, actions)
 
 
 @functools.lru_cache(maxsize=16)
 def evaluation_plan(placement: Placement, num_microbatches: int, rank: int) -> Plan:
     """Forwards only, of any number of microbatches, whatever the schedule of training."""
-    actions = with_communication(forward_rounds(placement, num_microbatches))[rank]
+    actions = tuple(with_communication(forward_rounds(placement, num_microbatches))[rank])
     return Plan(False, num_microbatches, placement, actions)
