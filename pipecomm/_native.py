@@ -7,7 +7,7 @@ import sys
 import sysconfig
 import warnings
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pipecomm._version import __version__
 from pipecomm.errors import NotBuiltError
@@ -68,8 +68,12 @@ def _command() -> str:
     )
 
 
-#: The _core module; where it could not be loaded, any use of it raises NotBuiltError.
-core: Any
 #: Why the core could not be loaded, or None.
 problem: str | None
-core, problem = _load()
+if TYPE_CHECKING:
+    import pipecomm._core as core
+
+    problem = None
+else:
+    #: The _core module; where it could not be loaded, any use of it raises NotBuiltError.
+    core, problem = _load()

@@ -61,19 +61,6 @@ def test_core_missing_in_the_source_folder_warns_once_and_raises_with_the_comman
     assert "another folder" in done.stdout
 
 
-def test_schedules_are_built_without_the_core_and_not_checked(tmp_path: Path) -> None:
-    done = run_copied_package(
-        tmp_path,
-        "from pipecomm.schedule import build, read_costs\n"
-        "schedule = build('zb-v', 4, 3)\n"
-        "print(schedule.to_csv(), schedule.peak_activations())\n"
-        "try:\n    schedule.check()\nexcept Exception as error:\n    print(type(error).__name__)\n",
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("0F0,0F1,0F2,3F0")
-    assert done.stdout.endswith("NotBuiltError\n")
-
-
 def test_core_missing_in_an_installation_says_to_install_again(tmp_path: Path) -> None:
     done = run_copied_package(tmp_path, USE_CORE)
     assert "--force-reinstall" in done.stdout

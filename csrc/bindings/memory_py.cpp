@@ -34,7 +34,7 @@ py::buffer_info buffer_of(const Block& block) {
 }  // namespace
 
 void register_memory(py::module_& module) {
-  py::class_<Block>(module, "Block", py::buffer_protocol(), "Writable bytes on loan from a pool, until collected.")
+  py::class_<Block>(module, "Block", py::buffer_protocol(), "Writable bytes of a pool, until collected.")
       .def_buffer(&buffer_of)
       .def_property_readonly("address",
                              [](const Block& block) { return reinterpret_cast<std::uintptr_t>(block.data()); })

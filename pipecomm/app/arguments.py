@@ -94,6 +94,12 @@ def _add_pipeline(train: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--stages", type=_positive_int, help="ranks (default: 2; with torchrun, its world size)"
     )
+    train.add_argument(
+        "--stages-per-rank",
+        type=_positive_int,
+        default=1,
+        help="more than one needs a schedule that has a form for it: interleaved",
+    )
     train.add_argument("--microbatches", type=_positive_int, default=8, help="per step")
     train.add_argument("--schedule", default="1f1b", help="how a step is ordered")
     train.add_argument(

@@ -15,6 +15,7 @@ from dataclasses import fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from pipecomm import settings
 from pipecomm.app.arguments import parse
 from pipecomm.errors import ConfigError, PeerLostError, PipecommError, StageFailedError
 
@@ -99,10 +100,8 @@ def _train_as_rank(args: argparse.Namespace, place: Place) -> int:
 
 
 def _leave(place: Place, text: str, code: int) -> None:
-    from pipecomm.outcome import EVENT_FD
-
     # The launcher puts the rank in front itself.
-    prefix = "" if EVENT_FD in os.environ else f"[rank {place.rank}] "
+    prefix = "" if settings.EVENT_FD.text() else f"[rank {place.rank}] "
     print(f"{prefix}pipecomm: error: {text}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(code)
@@ -140,7 +139,7 @@ def _join_and_train(
 
     from pipecomm.app.train import train
 
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    torch.set_num_threads(settings.OMP_NUM_THREADS.value())
     dist.init_process_group("pipecomm", timeout=timedelta(seconds=options.timeout_s))
     train(options, place, report)
     dist.destroy_process_group()
@@ -161,7 +160,7 @@ def _train_options(args: argparse.Namespace, default_stages: int) -> TrainOption
     if args.stages is None:
         values["stages"] = default_stages
     if args.layers is None:
-        values["layers"] = max(_DEFAULT_LAYERS, values["stages"])
+        values["layers"] = max(_DEFAULT_LAYERS, values["stages"] * args.stages_per_rank)
     for name, default in zip(("codec", "grad_codec"), defaults, strict=True):
         if values[name] is None:
             values[name] = default

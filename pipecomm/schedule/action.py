@@ -7,12 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+from pipecomm.direction import Direction
 from pipecomm.errors import ConfigError
 
 __all__ = ["KINDS", "RECEIVES", "SENDS", "Action", "Direction", "Kind"]
-
-# Activations go forward, to the stage after; their gradients backward, to the stage before.
-Direction = Literal["forward", "backward"]
 
 
 class Kind(enum.Enum):

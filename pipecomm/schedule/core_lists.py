@@ -19,7 +19,7 @@ COMPUTE_KINDS = tuple(kind for kind in KINDS if kind.is_compute)
 _ROLES = {"compute": 0, "send": 1, "receive": 2}
 
 
-def core_lists(ranks: Ranks, placement: Placement | None) -> Any:
+def core_lists(ranks: Ranks, placement: Placement | None) -> core.ScheduleLists:
     """What the core's functions of schedules are methods of. Without a placement: find_fault.
 
     Raises NotBuiltError where pipecomm is not built.

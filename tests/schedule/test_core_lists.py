@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from pipecomm import _native
+from pipecomm.errors import NotBuiltError
 from pipecomm.schedule import Kind, Placement, build
 from pipecomm.schedule.action import KINDS
 from pipecomm.schedule.core_lists import (
@@ -50,3 +54,15 @@ def test_lists_without_a_placement_can_be_searched_for_faults() -> None:
     assert core_lists(schedule.ranks, None).find_fault(2, 2) is None
     assert core_lists(schedule.ranks, None).find_fault(1, 2) == (1, 4, 0)
     assert len(COMPUTE_KINDS) == 5
+
+
+def test_schedules_are_built_without_the_core_and_not_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    missing = _native._MissingCore("not built: run make install")
+    monkeypatch.setattr("pipecomm.schedule.core_lists.core", missing)
+    schedule = build("zb-v", 4, 3)
+    assert schedule.peak_activations() == (3, 3, 2, 1)
+    assert schedule.to_csv().startswith("0F0,0F1,0F2,3F0")
+    with pytest.raises(NotBuiltError, match="run make install"):
+        schedule.check()
