@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pipecomm.errors import ConfigError
 
-__all__ = ["DeferredReduction", "check_wrappers"]
+__all__ = ["DeferredReduction", "check_wrappers", "is_wrapped"]
 
 
 class DeferredReduction:
@@ -130,6 +130,12 @@ def _check_replica(ddp: DistributedDataParallel) -> None:
             raise ConfigError(
                 f"expected a stage in DistributedDataParallel without {what}; got one: {instead}"
             )
+
+
+def is_wrapped(module: nn.Module) -> bool:
+    """Whether anything in or around it reduces gradients over replicas or shards."""
+    kinds = (DistributedDataParallel, ReplicatedByDdp)
+    return any(isinstance(part, kinds) for part in module.modules()) or bool(_find_shards(module))
 
 
 def _loaded(module: str, name: str) -> Any:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from pipecomm.errors import ConfigError
 from pipecomm.schedule import (
@@ -15,8 +17,10 @@ from pipecomm.schedule import (
     Kind,
     Placement,
     Schedule,
+    Weights,
     build,
     forward_rounds,
+    weight_versions,
     with_communication,
 )
 
@@ -34,6 +38,20 @@ class Plan:
     num_microbatches: int
     placement: Placement
     actions: tuple[Action, ...]
+    # Of an asynchronous schedule: the version of its stage's weights that an action uses, and for
+    # an update the one that its gradients were computed with.
+    versions: Mapping[Action, int] = field(default_factory=dict)
+    # The last microbatch of each update, the same on all stages.
+    updates: tuple[int, ...] = ()
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether weights are updated within a step."""
+        return bool(self.updates)
+
+    def uses(self, stage: int) -> Counter[int]:
+        """How many actions of `stage` use each version."""
+        return Counter(v for action, v in self.versions.items() if action.stage == stage)
 
     @functools.cached_property
     def reducing(self) -> frozenset[Action]:
@@ -89,7 +107,24 @@ def check_schedule(
 def training_plan(schedule: Schedule, rank: int) -> Plan:
     """The actions of `rank` in a checked schedule."""
     actions = tuple(with_communication(schedule)[rank])
-    return Plan(True, schedule.num_microbatches, schedule.placement, actions)
+    size = (schedule.num_microbatches, schedule.placement)
+    if schedule.weights is Weights.ONE:
+        return Plan(True, *size, actions)
+    updates = {a.microbatch for row in schedule.ranks for a in row if a.kind is Kind.U}
+    return Plan(True, *size, actions, _versions(schedule, rank), tuple(sorted(updates)))
+
+
+def _versions(schedule: Schedule, rank: int) -> dict[Action, int]:
+    """By action of `rank`; what an update makes is what the schedule says of it instead."""
+    row = schedule.ranks[rank]
+    first = int(schedule.ranks.offsets[rank])
+    used = weight_versions(schedule)[first : first + len(row)].tolist()
+    versions = dict(zip(row, used, strict=True))
+    for action in row:
+        if action.kind is Kind.U:
+            ends = (action._replace(kind=kind) for kind in Kind.U.after)
+            versions[action] = next(versions[end] for end in ends if end in versions)
+    return versions
 
 
 @functools.lru_cache(maxsize=16)

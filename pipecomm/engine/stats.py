@@ -33,6 +33,10 @@ class StepStats:
     payload_nbytes_received: int = 0
     wire_nbytes_sent: int = 0
     wire_nbytes_received: int = 0
+    # Of asynchronous schedules: the most versions that a stage had of its weights at one time, and
+    # updates left out as gradients were not finite.
+    weight_versions: int = 1
+    updates_left_out: int = 0
     events: list[TimelineEvent] = field(default_factory=list)
 
     @property

@@ -15,10 +15,12 @@ import torch
 from torch import nn
 
 from pipecomm.engine.compensation import Compensation, Compensator
+from pipecomm.engine.data_parallel import is_wrapped
 from pipecomm.engine.weights import WeightVersions
 from pipecomm.errors import ConfigError
+from pipecomm.schedule import Weights
 
-__all__ = ["StageUpdates", "Updates", "UpdatesWeights"]
+__all__ = ["StageUpdates", "Updates", "UpdatesWeights", "check_optimizer", "updates_of_stages"]
 
 
 class UpdatesWeights(Protocol):
@@ -69,8 +71,6 @@ class StageUpdates:
         self._compensator = Compensator(options.rule, self._parameters)
         self._optimizer: UpdatesWeights | None = None
         self.versions = WeightVersions(self._parameters)
-        # Updates without effect, as their gradients were not finite.
-        self.num_left_out = 0
 
     def begin(self, optimizer: UpdatesWeights, uses: Mapping[int, int]) -> None:
         """A step begins; `uses` as in WeightVersions.begin(). Gradients are cleared.
@@ -83,25 +83,23 @@ class StageUpdates:
                 f"{len(_parameters_of(optimizer))} others. Each rank gives the optimizer of its own"
             )
         self._optimizer = optimizer
-        self.num_left_out = 0
         self.versions.begin(uses)
         self._compensator.begin()
         self._clear()
 
-    def update(self, version: int) -> None:
+    def update(self, version: int) -> bool:
         """Make the next version from the gradients in .grad, which were computed with `version`.
 
-        Clears the gradients.
+        Clears the gradients. False if they were not finite and nothing has changed.
         """
         self.versions.show_newest()
         is_finite = self._unscale()
         if is_finite:
             old = self.versions.storages(version)
             self._compensator.apply(version, self.versions.newest, old)
-        else:
-            self.num_left_out += 1
         self.versions.update(version, self._step if is_finite else _nothing)
         self._clear()
+        return is_finite
 
     def end(self) -> None:
         """The step is over or given up; the parameters have their newest values."""
@@ -126,6 +124,59 @@ class StageUpdates:
     def _clear(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
+
+
+def updates_of_stages(
+    modules: Mapping[int, nn.Module], weights: Weights, options: Updates | None
+) -> dict[int, StageUpdates]:
+    """By stage, for a schedule with `weights`; none where it is not asynchronous.
+
+    Raises ConfigError for options that the schedule has no use for, data-parallel wrappers, and
+    parameters that two of the stages share.
+    """
+    if weights is Weights.ONE:
+        if options is not None:
+            raise ConfigError(
+                f"expected updates only with an asynchronous schedule; got {options}. After a step "
+                "of this one, clip and call the optimizer's step() yourself"
+            )
+        return {}
+    options = options or Updates()
+    if options.rule.needs_old_weights and weights is Weights.NEWEST:
+        raise ConfigError(
+            f'expected a schedule that keeps old weights for compensation "{options.compensation}"'
+            '; got one that uses the newest; use "nesterov" or "feedback", or pipedream'
+        )
+    owners: dict[nn.Parameter, int] = {}
+    for index, module in modules.items():
+        if is_wrapped(module):
+            raise ConfigError(
+                f"expected stage {index} without data-parallel wrappers in an asynchronous "
+                "schedule, whose updates would each need a reduction; use a synchronous one"
+            )
+        for parameter in module.parameters():
+            owner = owners.setdefault(parameter, index)
+            if owner != index:
+                raise ConfigError(
+                    f"expected parameters of one stage each in an asynchronous schedule; got one "
+                    f"of stages {owner} and {index}, which have different versions at a time"
+                )
+    return {index: StageUpdates(module, index, options) for index, module in modules.items()}
+
+
+def check_optimizer(optimizer: Any, *, is_asynchronous: bool) -> None:
+    """Raise ConfigError unless train_step has an optimizer exactly where it updates weights."""
+    if not is_asynchronous and optimizer is not None:
+        raise ConfigError(
+            "expected no optimizer for train_step with a synchronous schedule, which updates "
+            "nothing; got one. Call its step() after train_step"
+        )
+    has_all = hasattr(optimizer, "step") and hasattr(optimizer, "param_groups")
+    if is_asynchronous and not has_all:
+        raise ConfigError(
+            "expected train_step(..., optimizer=) with an asynchronous schedule, which updates "
+            f"weights within the step; got {optimizer!r}"
+        )
 
 
 def _nothing() -> None:

@@ -81,8 +81,7 @@ def steps_with_split_backwards(rank: int, size: int) -> dict[str, float]:
         trial = Trial(place, wrap, schedule=split_orders.late_weights(2, 3), num_microbatches=3)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            errors = [trial.step_error(seed) for seed in (1, 2)]
-        found[wrap.__name__] = max(errors)
+            found[wrap.__name__] = max(trial.step_error(seed) for seed in (1, 2))
         trial.pipeline.close()
     return found
 
@@ -240,8 +239,7 @@ COLLECTIVES: dict[tuple[Wrap, str], int] = {
 
 def collectives_of_a_step(rank: int, size: int) -> dict[str, int]:
     """Of the third step, after what is done but once; with whole backwards and with split ones."""
-    place, found = find_place(rank), {}
-    late = split_orders.late_weights(2, 4)
+    place, found, late = find_place(rank), {}, split_orders.late_weights(2, 4)
     runs = [(wrap, word, "1f1b", "") for wrap, word in COLLECTIVES]
     runs += [(wrap, "allreduce", late, " split") for wrap in (as_ddp, as_ddp_finding_unused)]
     for wrap, word, schedule, name in runs:
