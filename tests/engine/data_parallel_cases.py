@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile
 
 from pipecomm.engine.pipeline import Pipeline
-from tests.engine import split_orders
+from pipecomm.schedule import build
 from tests.engine.data_parallel_trial import (
     WRAPS,
     Branches,
@@ -78,7 +78,7 @@ def steps_with_split_backwards(rank: int, size: int) -> dict[str, float]:
     """As above; weights wait, or with whole backwards alone where wrappers cannot let them."""
     place, found = find_place(rank), {}
     for wrap in WRAPS:
-        trial = Trial(place, wrap, schedule=split_orders.late_weights(2, 3), num_microbatches=3)
+        trial = Trial(place, wrap, schedule=build("zb-h1", 2, 3), num_microbatches=3)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found[wrap.__name__] = max(trial.step_error(seed) for seed in (1, 2))
@@ -239,7 +239,7 @@ COLLECTIVES: dict[tuple[Wrap, str], int] = {
 
 def collectives_of_a_step(rank: int, size: int) -> dict[str, int]:
     """Of the third step, after what is done but once; with whole backwards and with split ones."""
-    place, found, late = find_place(rank), {}, split_orders.late_weights(2, 4)
+    place, found, late = find_place(rank), {}, build("zb-h1", 2, 4)
     runs = [(wrap, word, "1f1b", "") for wrap, word in COLLECTIVES]
     runs += [(wrap, "allreduce", late, " split") for wrap in (as_ddp, as_ddp_finding_unused)]
     for wrap, word, schedule, name in runs:

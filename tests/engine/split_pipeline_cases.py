@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pipecomm.engine.pipeline import Pipeline
-from pipecomm.schedule import Schedule, build
+from pipecomm.schedule import Costs, Schedule, build
 from tests.engine import split_orders
 from tests.engine.chunk_cases import gradient_error
 from tests.engine.pipeline_cases import (
@@ -30,8 +30,10 @@ from tests.engine.pipeline_error_cases import FailsBackward, Outcome, outcome_of
 from tests.engine.pipeline_modules import AddResidual, Fork, PassResidual, frozen, made
 
 NUM_MICROBATCHES = 6
+V_SHAPED = ("zb-v", "dualpipe-v")
 ORDERS: dict[str, Callable[[int, int], Schedule]] = {
-    "late weights": split_orders.late_weights,
+    "zb-h1": functools.partial(build, "zb-h1"),
+    "planned": functools.partial(build, "planned", costs=Costs(1, 2, latency_s=1)),
     "weights last": split_orders.weights_last,
     "mixed": split_orders.mixed,
 }
@@ -58,7 +60,7 @@ def orders(rank: int, size: int) -> dict[str, float]:
 
 
 def several_tensors_and_frozen(rank: int, size: int) -> dict[str, float]:
-    order = split_orders.late_weights(size, NUM_MICROBATCHES)
+    order = build("zb-h1", size, NUM_MICROBATCHES)
     torch.manual_seed(0)
     stages = {
         "several tensors": [Fork(), *made(PassResidual, size - 2), AddResidual()],
@@ -72,10 +74,14 @@ def several_tensors_and_frozen(rank: int, size: int) -> dict[str, float]:
     }
 
 
-def v_shaped(rank: int, size: int) -> float:
-    schedule = split_orders.v_shaped(size, NUM_MICROBATCHES)
-    return gradient_error(rank, size, deep_stages(2 * size), [batch(25)] * 2, schedule=schedule,
-                          num_microbatches=NUM_MICROBATCHES)  # fmt: skip
+def v_shaped(rank: int, size: int) -> dict[str, float]:
+    """By schedule of two stages on a rank, the error against the unsplit model."""
+    found, given = {}, [batch(25), batch(31, seed=4)]
+    for name in V_SHAPED:
+        schedule = build(name, 2 * size, 2 * size, size)
+        stages = deep_stages(2 * size)
+        found[name] = gradient_error(rank, size, stages, given, schedule=schedule)
+    return found
 
 
 def from_a_file(rank: int, size: int) -> float:
@@ -106,6 +112,18 @@ def same_bits(rank: int, size: int) -> dict[str, bool]:
             same = [torch.equal(a, b) for a, b in zip(got, expected, strict=True)]
             found[f"{codec}, {name}"] = all(same) and len(same) == 6
     return found
+
+
+def same_bits_in_a_v(rank: int, size: int) -> bool:
+    """Whether zb-v gives what whole backwards over the same placement do."""
+    found = []
+    for schedule in (build("zb-v", 2 * size, 6, size), split_orders.whole_v(size, 6)):
+        stages = deep_stages(2 * size)
+        own = [stages[index] for index in schedule.placement.stages_of(rank)]
+        with Pipeline(own, schedule=schedule, loss_fn=mse, timeout_s=TIMEOUT_S) as pipeline:
+            pipeline.train_step(rows(12), rows(12, seed=2))
+        found.append([p.grad for stage in own for p in stage.parameters()])
+    return all(torch.equal(a, b) for a, b in zip(*found, strict=True))  # type: ignore[arg-type]
 
 
 class Counted(nn.Module):
@@ -169,7 +187,7 @@ def errors(rank: int, size: int) -> dict[str, Outcome]:
         stages[-1] = odd
         stage = stages[rank]
         before = {id(part): dict(vars(part)) for part in stage.modules()}
-        with Pipeline(stage, schedule=split_orders.late_weights(size, NUM_MICROBATCHES),
+        with Pipeline(stage, schedule=build("zb-h1", size, NUM_MICROBATCHES),
                       loss_fn=mse, timeout_s=TIMEOUT_S) as pipeline:  # fmt: skip
             given = batch(12)
 
@@ -187,7 +205,7 @@ def errors(rank: int, size: int) -> dict[str, Outcome]:
 
 def evaluation_between(rank: int, size: int) -> bool:
     """Evaluation after a step that split, and the same step again: the same bits."""
-    stage, schedule = deep_stages(size)[rank], split_orders.late_weights(size, NUM_MICROBATCHES)
+    stage, schedule = deep_stages(size)[rank], build("zb-h1", size, NUM_MICROBATCHES)
     other = copy.deepcopy(stage)
     found = []
     for module, evaluates in ((stage, True), (other, False)):
@@ -207,9 +225,10 @@ CASES = {
         v_shaped,
         from_a_file,
         same_bits,
+        same_bits_in_a_v,
         live_activations,
         errors,
         evaluation_between,
     ),
-    4: (orders, v_shaped, same_bits, live_activations),
+    4: (orders, v_shaped, same_bits, same_bits_in_a_v, live_activations),
 }

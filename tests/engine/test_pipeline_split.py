@@ -25,8 +25,14 @@ def test_gradients_equal_the_unsplit_model(results: Any, size: int, name: str) -
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_two_stages_on_a_rank_split_too(results: Any, size: int) -> None:
-    assert max(results(size, cases.v_shaped)) < TOLERANCE
+@pytest.mark.parametrize("name", cases.V_SHAPED)
+def test_two_stages_on_a_rank_split_too(results: Any, size: int, name: str) -> None:
+    assert max(found[name] for found in results(size, cases.v_shaped)) < TOLERANCE
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_gradients_in_a_v_have_the_bits_of_whole_backwards(results: Any, size: int) -> None:
+    assert all(results(size, cases.same_bits_in_a_v))
 
 
 @pytest.mark.parametrize(
