@@ -28,11 +28,17 @@ class LateLayer:
     def __init__(self, module: Any) -> None:
         self.module = module
 
+    @property
+    def parameters(self) -> tuple[Any, Any]:
+        """Weight and bias where they are parameters of the module; by the way that costs least."""
+        own = self.module.__dict__["_parameters"]
+        return own.get("weight"), own.get("bias")
+
     def takes(self, x: Tensor) -> bool:
         """Whether this call is one that the formulas below are for."""
         raise NotImplementedError
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         raise NotImplementedError
 
     def input_gradient(self, x: Tensor, weight: Tensor, gradient: Tensor) -> Tensor | None:
@@ -49,10 +55,11 @@ class _Linear(LateLayer):
     def takes(self, x: Tensor) -> bool:
         return x.dim() > 1
 
-    def forward(self, x: Tensor) -> Tensor:
-        weight, bias = self.module.weight, self.module.bias
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         # As torch computes it where the weight requires a gradient, of which it sees none here.
-        if bias is None or x.dim() == 2 or x.is_contiguous():
+        if x.dim() == 2:
+            return functional.linear(x, weight, bias)
+        if bias is None or x.is_contiguous():
             y = functional.linear(_rows(x), weight, bias)
             return y.view(*x.shape[:-1], y.shape[-1])
         y = functional.linear(_rows(x), weight)
@@ -79,8 +86,8 @@ class _Convolution(LateLayer):
         is_plain = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
         return is_plain and x.dim() == num_dims + 2
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.module._conv_forward(x, self.module.weight, self.module.bias)
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y: Tensor = self.module._conv_forward(x, weight, bias)
         return y
 
     def input_gradient(self, x: Tensor, weight: Tensor, gradient: Tensor) -> Tensor:
@@ -108,10 +115,10 @@ class _Embedding(LateLayer):
     def takes(self, x: Tensor) -> bool:
         return self.module.max_norm is None and not self.module.sparse
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         layer = self.module
         return functional.embedding(
-            x, layer.weight, layer.padding_idx, scale_grad_by_freq=layer.scale_grad_by_freq
+            x, weight, layer.padding_idx, scale_grad_by_freq=layer.scale_grad_by_freq
         )
 
     def input_gradient(self, x: Tensor, weight: Tensor, gradient: Tensor) -> None:
@@ -148,11 +155,11 @@ class KeptCall:
 
     def gradients(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """What its weight, and its bias, get from it."""
-        module = self.layer.module
+        weight, bias = self.layer.parameters
         of_weight, of_bias = self.layer.weight_gradients(self.x, self.gradient)
-        yield module.weight, of_weight.to(module.weight.dtype)
+        yield weight, of_weight.to(weight.dtype)
         if of_bias is not None:
-            yield module.bias, of_bias.to(module.bias.dtype)
+            yield bias, of_bias.to(bias.dtype)
 
 
 Keep = Callable[[KeptCall], None]
@@ -169,8 +176,9 @@ class LateCall(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.layer, ctx.keep = layer, keep
         # As torch saves it: what changes the weight in place meanwhile is refused.
-        ctx.save_for_backward(x, layer.module.weight if ctx.needs_input_grad[0] else None)
-        return layer.forward(x)
+        weight, bias = layer.parameters
+        ctx.save_for_backward(x, weight if ctx.needs_input_grad[0] else None)
+        return layer.forward(x, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -187,4 +195,4 @@ class LateCall(torch.autograd.Function):
 
 
 def _rows(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1])
+    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])

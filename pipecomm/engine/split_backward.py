@@ -75,7 +75,7 @@ class SplitBackward:
         """Add to .grad what the weights get from `microbatch`, by autograd: with all its hooks."""
         calls = self._kept.pop(microbatch)
         self._report(calls)
-        uses = Counter(call.layer.module.weight for call in calls)
+        uses = Counter(call.layer.parameters[0] for call in calls)
         pending: list[tuple[nn.Parameter, Tensor]] = []
         # A weight of several layers gets their sum at once, as in a whole backward.
         of_shared: list[tuple[nn.Parameter, Tensor]] = []
@@ -83,7 +83,7 @@ class SplitBackward:
         calls.reverse()
         while calls:
             call = calls.pop()
-            is_shared = uses[call.layer.module.weight] > 1
+            is_shared = uses[call.layer.parameters[0]] > 1
             for pair in call.gradients():
                 (of_shared if is_shared else pending).append(pair)
                 nbytes += 0 if is_shared else pair[1].nbytes
@@ -143,7 +143,7 @@ class SplitBackward:
 
 
 def _is_plain_call(layer: LateLayer, x: Any) -> bool:
-    weight, bias = layer.module.weight, getattr(layer.module, "bias", None)
+    weight, bias = layer.parameters
     return (
         torch.is_grad_enabled()
         and type(x) in (Tensor, nn.Parameter)
@@ -161,11 +161,12 @@ def _is_plain_call(layer: LateLayer, x: Any) -> bool:
 
 def _as_autocast(layer: LateLayer, x: Tensor) -> Tensor:
     """x as autocast would give it to the layer, with the cast in the graph."""
-    kind = x.device.type
-    wide = torch.float64
-    if not x.is_floating_point() or x.dtype is wide or layer.module.weight.dtype is wide:
+    kind, wide = x.device.type, torch.float64
+    if not torch.is_autocast_enabled(kind) or not x.is_floating_point():
         return x
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+    if wide in (x.dtype, layer.parameters[0].dtype):
+        return x
+    return x.to(torch.get_autocast_dtype(kind))
 
 
 def _interpreted(module: nn.Module) -> Iterator[nn.Module]:
