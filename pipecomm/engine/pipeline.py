@@ -198,6 +198,11 @@ class Pipeline:
         """Stages of the whole pipeline."""
         return self._plan.placement.num_stages
 
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether train_step updates the weights, for which it takes the optimizer."""
+        return self._plan.is_asynchronous
+
     def train_step(
         self,
         inputs: Any = None,

@@ -114,6 +114,7 @@ def test_one_rank_trains_without_delay() -> None:
     inputs, targets = map(list, zip(*cases.data(), strict=True))
     with Pipeline(layer, schedule="pipedream", num_microbatches=len(inputs),
                   loss_fn=mse) as pipeline:  # fmt: skip
+        assert pipeline.is_asynchronous
         pipeline.train_step(inputs, targets, optimizer=cases.sgd(layer.parameters()))
     for x, target in zip(inputs, targets, strict=True):
         optimizer.zero_grad()
