@@ -32,6 +32,7 @@ from pipecomm.engine.microbatch import Microbatches, split_step
 from pipecomm.engine.plan import Plan, check_schedule, evaluation_plan, training_plan
 from pipecomm.engine.section import Sections
 from pipecomm.engine.shared_parameters import counted_elsewhere
+from pipecomm.engine.split_backward import OpenBackward
 from pipecomm.engine.stage import Stage
 from pipecomm.engine.stats import StepStats
 from pipecomm.engine.step import Step
@@ -137,8 +138,10 @@ class Pipeline:
         order = check_schedule(schedule, len(chunks), self._rank, size, num_microbatches)
         named = None if device is None else as_device(device)
         own = dict(zip(order.placement.stages_of(self._rank), chunks, strict=True))
+        open_backward = OpenBackward()
         self._stages = {
-            index: Stage(chunk, index, order.num_stages, named) for index, chunk in own.items()
+            index: Stage(chunk, index, order.num_stages, named, open_backward)
+            for index, chunk in own.items()
         }
         self._updates = updates_of_stages(own, order.weights, updates)
         self._loss_scale = 1.0 if updates is None else updates.loss_scale

@@ -60,9 +60,9 @@ class Plan:
         return frozenset({action.stage: action for action in ends}.values())
 
     @functools.cached_property
-    def splitting(self) -> frozenset[int]:
-        """The stages with backwards in two parts."""
-        return frozenset(action.stage for action in self.actions if action.kind is Kind.I)
+    def splits(self) -> bool:
+        """Whether backwards are in two parts: all of them then, as stages may share layers."""
+        return any(action.kind is Kind.I for action in self.actions)
 
     @functools.cached_property
     def max_open_sends(self) -> int | None:

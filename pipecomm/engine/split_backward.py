@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pipecomm.engine.late_layers import KeptCall, LateCall, LateLayer, late_layer
 
-__all__ = ["SplitBackward"]
+__all__ = ["OpenBackward", "SplitBackward"]
 
 # Weight gradients that may exist at a time before they are added to .grad.
 _MAX_PENDING_NBYTES = 64 << 20
@@ -27,17 +27,37 @@ _MAX_PENDING_NBYTES = 64 << 20
 _MAX_NAMES = 3
 
 
-class SplitBackward:
-    """For `module`, called `name` in warnings, in one training step after another."""
+class OpenBackward:
+    """Where the calls of the backward pass at work are kept: one for all stages of a rank.
 
-    def __init__(self, module: nn.Module, name: str) -> None:
+    Of a layer that two of them share, either may run the backward.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[KeptCall] | None = None
+
+    def keep(self, call: KeptCall) -> None:
+        # None in a backward pass of the module's own, for its inputs: it asks for no weights.
+        if self.calls is not None:
+            self.calls.append(call)
+
+
+class SplitBackward:
+    """For `module`, called `name` in warnings, in one training step after another.
+
+    Stages that share layers share `open_backward`, and begin and end together.
+    """
+
+    def __init__(
+        self, module: nn.Module, name: str, open_backward: OpenBackward | None = None
+    ) -> None:
         self._module = module
         self._name = name
         self._forwards: dict[nn.Module, Callable[..., Any]] = {}
         self._changed: list[nn.Module] = []
         self._anchor = torch.zeros((), requires_grad=True)
         self._kept: dict[int, list[KeptCall]] = {}
-        self._keeping: list[KeptCall] | None = None
+        self._open = open_backward or OpenBackward()
         self._edges: dict[nn.Parameter, GradientEdge] = {}
         self._is_reported = False
 
@@ -60,16 +80,16 @@ class SplitBackward:
             del self._changed.pop().forward
         self._kept.clear()
         self._edges.clear()
-        self._keeping = None
+        self._open.calls = None
 
     @contextmanager
     def keeping(self, microbatch: int) -> Iterator[None]:
         """The block is the backward pass of `microbatch` whose weight gradients finish() makes."""
-        self._keeping = self._kept.setdefault(microbatch, [])
+        self._open.calls = self._kept.setdefault(microbatch, [])
         try:
             yield
         finally:
-            self._keeping = None
+            self._open.calls = None
 
     def finish(self, microbatch: int) -> None:
         """Add to .grad what the weights get from `microbatch`, by autograd: with all its hooks."""
@@ -100,14 +120,9 @@ class SplitBackward:
                 return plain(x, *args, **kwargs)
             x = _as_autocast(layer, x)
             anchor = None if x.requires_grad else self._anchor
-            return LateCall.apply(x, anchor, layer, self._keep)  # type: ignore[no-untyped-call]
+            return LateCall.apply(x, anchor, layer, self._open.keep)  # type: ignore[no-untyped-call]
 
         return forward
-
-    def _keep(self, call: KeptCall) -> None:
-        # None in a backward pass of the module's own, for its inputs: it asks for no weights.
-        if self._keeping is not None:
-            self._keeping.append(call)
 
     def _accumulate(self, pairs: list[tuple[nn.Parameter, Tensor]]) -> None:
         if pairs:

@@ -16,7 +16,7 @@ from pipecomm.addressable import ADVICE, why_not_addressable
 from pipecomm.device import device_of
 from pipecomm.engine.backward import Backward
 from pipecomm.engine.data_parallel import DeferredReduction
-from pipecomm.engine.split_backward import SplitBackward
+from pipecomm.engine.split_backward import OpenBackward, SplitBackward
 
 __all__ = ["Head", "Stage", "as_received", "boundary_tensors"]
 
@@ -32,10 +32,18 @@ _NOTHING_TO_TRAIN = (
 
 
 class Stage:
-    """`module` as stage `index` of `num_stages`; `device`: where its inputs are put, if named."""
+    """`module` as stage `index` of `num_stages`; `device`: where its inputs are put, if named.
+
+    The stages of a rank have one `open_backward`.
+    """
 
     def __init__(
-        self, module: nn.Module, index: int, num_stages: int, device: torch.device | None = None
+        self,
+        module: nn.Module,
+        index: int,
+        num_stages: int,
+        device: torch.device | None = None,
+        open_backward: OpenBackward | None = None,
     ) -> None:
         self.module = module
         self.index = index
@@ -44,7 +52,7 @@ class Stage:
         # By microbatch, with what DeferredReduction.roots gave for its outputs.
         self._backwards: dict[int, tuple[Backward, tuple[Tensor, ...]]] = {}
         self._reduction = DeferredReduction(module)
-        self._split = SplitBackward(module, f"stage {index} of {num_stages}")
+        self._split = SplitBackward(module, f"stage {index} of {num_stages}", open_backward)
         self._splits = False
 
     @property

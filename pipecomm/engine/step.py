@@ -90,9 +90,8 @@ class Step:
         with ExitStack() as stack:
             for updates in self._updates.values():
                 stack.callback(updates.end)
-            for index, stage in self._stages.items():
-                splits = index in self._plan.splitting
-                stack.enter_context(stage.step(trains=self._plan.trains, splits=splits))
+            for stage in self._stages.values():
+                stack.enter_context(stage.step(trains=self._plan.trains, splits=self._plan.splits))
             for action in self._plan.actions:
                 self.current = action
                 carry_out[action.kind](action)

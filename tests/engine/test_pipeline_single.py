@@ -108,6 +108,20 @@ def test_pipeline_of_one_stage_splits_its_backwards() -> None:
     assert names == [str(action) for action in row]
 
 
+@pytest.mark.parametrize("order", ["0F0 1F0 1I0 0I0 1W0 0W0", "0F0 1F0 1B0 0I0 0W0"])
+def test_layer_of_two_stages_of_a_rank_gets_the_gradients_of_both(order: str) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(WIDTH, WIDTH)
+    stages = [nn.Sequential(layer, nn.Tanh()), nn.Sequential(layer, nn.LayerNorm(WIDTH))]
+    row = [Action.parse(text) for text in order.split()]
+    with Pipeline(stages, schedule=Schedule.from_lists("mine", [row]), loss_fn=mse) as pipeline:
+        pipeline.train_step(rows(4), rows(4, seed=2))
+    mine = layer.weight.grad
+    layer.weight.grad = None
+    mse(nn.Sequential(*stages)(rows(4)), rows(4, seed=2)).backward()
+    torch.testing.assert_close(mine, layer.weight.grad)
+
+
 @pytest.mark.parametrize("divisor", [0, -1, float("nan"), float("inf")])
 def test_loss_divisor_that_cannot_divide_is_refused(divisor: float) -> None:
     with (

@@ -60,8 +60,8 @@ def test_every_named_schedule_is_taken(name: str, num_chunks: int) -> None:
 def test_split_stage_reduces_with_its_last_weight_gradients() -> None:
     plan = training_plan(build("zb-h1", 2, 3), 1)
     assert plan.reducing == {Action(Kind.W, 1, 2)}
-    assert plan.splitting == {1}
-    assert training_plan(build("1f1b", 2, 3), 1).splitting == frozenset()
+    assert plan.splits
+    assert not training_plan(build("1f1b", 2, 3), 1).splits
 
 
 def test_plan_of_asynchronous_training_says_which_version_each_action_uses() -> None:
