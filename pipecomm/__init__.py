@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pipecomm.drop_in.backend import BackendOptions
     from pipecomm.engine.microbatch import ForEveryMicrobatch
     from pipecomm.engine.pipeline import Pipeline
+    from pipecomm.engine.updates import Updates
     from pipecomm.links.limits import FlowLimits
     from pipecomm.links.link import LinkEmulation
     from pipecomm.memory.pool import MemoryPool
@@ -32,6 +33,7 @@ __all__ = [
     "LinkEmulation",
     "MemoryPool",
     "Pipeline",
+    "Updates",
     "__version__",
     "errors",
     "schedule",
@@ -49,6 +51,7 @@ _HOMES = {
     "LinkEmulation": "links.link",
     "MemoryPool": "memory.pool",
     "Pipeline": "engine.pipeline",
+    "Updates": "engine.updates",
 }
 
 

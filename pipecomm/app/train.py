@@ -201,9 +201,13 @@ class _Run:
         for group in self._optimizer.param_groups:
             group["lr"] = _learning_rate(options, step)
         size, length = options.batch_size, options.sequence_length
-        result = pipeline.train_step(*self._corpus.batch(step, size, length, options.seed))
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        given = self._corpus.batch(step, size, length, options.seed)
+        if pipeline.is_asynchronous:
+            result = pipeline.train_step(*given, optimizer=self._optimizer)
+        else:
+            result = pipeline.train_step(*given)
+            self._optimizer.step()
+            self._optimizer.zero_grad()
         self._stats.append(result.stats)
         if result.loss is not None:
             self._losses.append(result.loss)

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pipecomm.errors import ConfigError
 
-__all__ = ["DeferredReduction", "check_wrappers"]
+__all__ = ["DeferredReduction", "check_wrappers", "is_wrapped"]
 
 
 class DeferredReduction:
@@ -49,12 +49,17 @@ class DeferredReduction:
             self._turned.append((owner, attribute, getattr(owner, attribute)))
             setattr(owner, attribute, value)
 
+    @property
+    def searches_graph(self) -> bool:
+        """Whether a wrapper looks for the parameters that a backward pass will not come by."""
+        return any(ddp.find_unused_parameters for ddp in self._replicas)
+
     def roots(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Stand-ins for `outputs` in last_backward(): their place in the graph, no memory.
 
         None where nobody would search the graph for parameters that a step does not use.
         """
-        if not any(ddp.find_unused_parameters for ddp in self._replicas):
+        if not self.searches_graph:
             return ()
         return tuple(output[None][:0].clone() for output in outputs)
 
@@ -125,6 +130,12 @@ def _check_replica(ddp: DistributedDataParallel) -> None:
             raise ConfigError(
                 f"expected a stage in DistributedDataParallel without {what}; got one: {instead}"
             )
+
+
+def is_wrapped(module: nn.Module) -> bool:
+    """Whether anything in or around it reduces gradients over replicas or shards."""
+    kinds = (DistributedDataParallel, ReplicatedByDdp)
+    return any(isinstance(part, kinds) for part in module.modules()) or bool(_find_shards(module))
 
 
 def _loaded(module: str, name: str) -> Any:

@@ -20,13 +20,21 @@ Reduction = Literal["mean", "sum"]
 
 
 def loss_weights(
-    data: Microbatches, reduction: Reduction, divisor: float | Tensor | None
+    data: Microbatches,
+    reduction: Reduction,
+    divisor: float | Tensor | None,
+    updates: Sequence[int] = (),
 ) -> list[float]:
     """Factor of each microbatch's loss, so that their sum is the loss of the whole batch.
 
-    "mean" weighs by rows, "sum" does not; `divisor` then divides all of them.
+    "mean" weighs by rows, "sum" does not; `divisor` then divides all of them. With `updates`, the
+    last microbatch of each, the microbatches of an update are a batch.
     """
     weights = data.weights() if reduction == "mean" else [1.0] * len(data.rows)
+    if reduction == "mean":
+        for first, last in zip((-1, *updates), updates, strict=False):
+            total = sum(weights[first + 1 : last + 1])
+            weights[first + 1 : last + 1] = [w / total for w in weights[first + 1 : last + 1]]
     if divisor is None:
         return weights
     value = float(divisor)
@@ -48,8 +56,16 @@ class StepLoss:
         weights: Sequence[float],
         *,
         keep_outputs: bool,
+        scale: float = 1.0,
+        num_batches: int = 1,
     ) -> None:
+        """`scale` multiplies what backward passes start from, not the loss that is reported.
+
+        That is the mean of `num_batches` losses, whose microbatches' weights add up to 1 each.
+        """
         self._loss_fn = loss_fn
+        self._scale = scale
+        self._num_batches = num_batches
         self._targets = targets
         self._weights = weights
         self._total: Tensor | None = None
@@ -70,7 +86,7 @@ class StepLoss:
             raise TypeError(f"expected a real number from loss_fn; got {loss.dtype}")
         loss = loss * self._weights[microbatch]
         if loss.requires_grad:
-            self._starts[microbatch] = torch.ones_like(loss)
+            self._starts[microbatch] = torch.full_like(loss, self._scale)
         value = loss.detach().reshape(()).double()
         self._total = value if self._total is None else self._total + value
         return loss
@@ -80,8 +96,8 @@ class StepLoss:
         return self._starts.pop(microbatch)
 
     def total(self) -> float | None:
-        """Sum of the weighted losses so far; None before the first."""
-        return None if self._total is None else self._total.item()
+        """Sum of the weighted losses so far, of one batch; None before the first."""
+        return None if self._total is None else self._total.item() / self._num_batches
 
     def outputs(self) -> list[Any] | None:
         """The last stage's outputs, detached, in the order of the microbatches."""

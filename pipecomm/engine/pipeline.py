@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pipecomm.codecs.policy import BoundaryCodec, CodecPolicy, Codecs
 from pipecomm.device import as_device
 from pipecomm.direction import Direction
+from pipecomm.engine.arguments import check_arguments, chunks_of, policies_of, settings_text
 from pipecomm.engine.backward import warm_up_backward
 from pipecomm.engine.connect import (
     announce_failure,
@@ -25,16 +26,23 @@ from pipecomm.engine.connect import (
     connect_stages,
     rank_and_size,
 )
-from pipecomm.engine.data_parallel import check_wrappers
 from pipecomm.engine.grad_norm import clip_grad_norm
 from pipecomm.engine.loss import LossFn, Reduction, StepLoss, loss_weights
-from pipecomm.engine.microbatch import split_step
+from pipecomm.engine.microbatch import Microbatches, split_step
 from pipecomm.engine.plan import Plan, check_schedule, evaluation_plan, training_plan
 from pipecomm.engine.section import Sections
 from pipecomm.engine.shared_parameters import counted_elsewhere
+from pipecomm.engine.split_backward import OpenBackward
 from pipecomm.engine.stage import Stage
 from pipecomm.engine.stats import StepStats
 from pipecomm.engine.step import Step
+from pipecomm.engine.updates import (
+    StageUpdates,
+    Updates,
+    UpdatesWeights,
+    check_optimizer,
+    updates_of_stages,
+)
 from pipecomm.errors import ConfigError
 from pipecomm.schedule import Action, Hop, Schedule
 
@@ -89,6 +97,7 @@ class Pipeline:
         grad_codec: Codecs = "raw",
         process_group: dist.ProcessGroup | None = None,
         num_stages: int | None = None,
+        updates: Updates | None = None,
         timeout_s: float = 1800.0,
         emulation: LinkEmulation | None = None,
         pool: MemoryPool | None = None,
@@ -100,14 +109,14 @@ class Pipeline:
         self._loss_fn = loss_fn
         self._loss_reduction: Reduction = loss_reduction
         try:
-            _check_arguments(loss_fn, loss_reduction, timeout_s)
-            order = self._take_stages(stage, schedule, num_microbatches, size, device)
+            check_arguments(loss_fn, loss_reduction, timeout_s)
+            order = self._take_stages(stage, schedule, num_microbatches, size, device, updates)
             check_num_stages(num_stages, order.num_stages, size)
-            policies = _policies(codec, grad_codec, order.placement.num_boundaries)
+            policies = policies_of(codec, grad_codec, order.placement.num_boundaries)
         except BaseException as error:
             announce_failure(process_group, rank, size, error)
             raise
-        agreed = _settings(order, policies)
+        agreed = settings_text(order, policies, updates)
         self._links = connect_stages(
             process_group, rank, size, agreed, timeout_s, emulation, pool, limits, self.device
         )
@@ -122,16 +131,20 @@ class Pipeline:
         num_microbatches: int,
         size: int,
         device: torch.device | str | None,
+        updates: Updates | None,
     ) -> Schedule:
         """Make this rank's stages and plan; give the schedule that they follow."""
-        chunks = _chunks(stage)
+        chunks = chunks_of(stage)
         order = check_schedule(schedule, len(chunks), self._rank, size, num_microbatches)
         named = None if device is None else as_device(device)
-        indices = order.placement.stages_of(self._rank)
+        own = dict(zip(order.placement.stages_of(self._rank), chunks, strict=True))
+        open_backward = OpenBackward()
         self._stages = {
-            index: Stage(chunk, index, order.num_stages, named)
-            for index, chunk in zip(indices, chunks, strict=True)
+            index: Stage(chunk, index, order.num_stages, named, open_backward)
+            for index, chunk in own.items()
         }
+        self._updates = updates_of_stages(own, order.weights, updates)
+        self._loss_scale = 1.0 if updates is None else updates.loss_scale
         self._plan = training_plan(order, self._rank)
         if order.num_stages > 1:
             warm_up_backward()
@@ -188,6 +201,11 @@ class Pipeline:
         """Stages of the whole pipeline."""
         return self._plan.placement.num_stages
 
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether train_step updates the weights, for which it takes the optimizer."""
+        return self._plan.is_asynchronous
+
     def train_step(
         self,
         inputs: Any = None,
@@ -196,6 +214,7 @@ class Pipeline:
         kwargs: Mapping[str, Any] | None = None,
         loss_divisor: float | Tensor | None = None,
         return_outputs: bool = False,
+        optimizer: UpdatesWeights | None = None,
     ) -> StepResult:
         """Run every microbatch forward and backward; gradients are added to the parameters' .grad.
 
@@ -205,6 +224,10 @@ class Pipeline:
         what is marked ForEveryMicrobatch; a list or an iterator holds ready microbatches instead.
         `loss_divisor` divides the loss, for losses normalised by something other than rows.
 
+        An asynchronous schedule updates the weights within the step, with the `optimizer` of this
+        rank's stages: gradients are cleared first and after each update, a mean is of the
+        microbatches of one update, and when the step is over all its updates are done.
+
         Raises what this stage raised, with stage, microbatch and iteration added as a note; on the
         other ranks StageFailedError, which is also a ValueError, TypeError or MemoryError where
         the original is.
@@ -212,7 +235,8 @@ class Pipeline:
         """
         self._num_iterations += 1
         number = self.num_microbatches
-        return self._run(True, number, inputs, targets, kwargs, loss_divisor, return_outputs)
+        given = (inputs, targets, kwargs, loss_divisor, return_outputs, optimizer)
+        return self._run(True, number, *given)
 
     def eval_step(
         self,
@@ -229,7 +253,7 @@ class Pipeline:
         loss_fn the result's loss is None.
         """
         number = self.num_microbatches if num_microbatches is None else num_microbatches
-        return self._run(False, number, inputs, targets, kwargs, None, return_outputs)
+        return self._run(False, number, inputs, targets, kwargs, None, return_outputs, None)
 
     def clip_grad_norm_(
         self,
@@ -290,6 +314,7 @@ class Pipeline:
         kwargs: Mapping[str, Any] | None,
         loss_divisor: float | Tensor | None,
         return_outputs: bool,
+        optimizer: UpdatesWeights | None,
     ) -> StepResult:
         method = "train_step" if trains else "eval_step"
         title = f"{method} with num_microbatches={num_microbatches}"
@@ -301,30 +326,54 @@ class Pipeline:
             return self._where(running[-1].current if running else None, iteration)
 
         with self._sections.open(title, where, iteration), torch.set_grad_enabled(trains):
-            plan = self._plan_of(trains, num_microbatches)
-            stages = self._stages.values()
-            has_last = any(stage.is_last for stage in stages)
-            takes_inputs = any(stage.is_first for stage in stages)
+            plan = self._plan_of(trains, num_microbatches, optimizer)
+            takes_inputs = any(stage.is_first for stage in self._stages.values())
             data = split_step(inputs, targets, kwargs, num_microbatches, takes_inputs=takes_inputs)
-            # Elsewhere nobody needs to wait for a device's divisor.
-            divisor = loss_divisor if has_last else None
-            weights = loss_weights(data, self._loss_reduction, divisor)
-            keep_outputs = return_outputs and has_last
-            loss = StepLoss(self._loss_fn, data.targets, weights, keep_outputs=keep_outputs)
-            if trains:
-                for boundary in self._codecs.values():
-                    boundary.begin_step()
-            step = Step(plan, self._stages, self._links, self._codecs, data, loss, self.device)
+            loss = self._loss_of(data, plan, loss_divisor, return_outputs)
+            updates = self._begin(plan, optimizer) if trains else {}
+            step = Step(
+                plan, self._stages, self._links, self._codecs, data, loss, self.device, updates
+            )
             running.append(step)
             step.run()
             step.drain()
             return StepResult(loss.total(), loss.outputs(), step.stats)
 
-    def _plan_of(self, trains: bool, num_microbatches: int) -> Plan:
+    def _begin(self, plan: Plan, optimizer: UpdatesWeights | None) -> Mapping[int, StageUpdates]:
+        """What lasts longer than a training step is told that one begins; gives the updates."""
+        for index, updates in self._updates.items():
+            assert optimizer is not None
+            updates.begin(optimizer, plan.uses(index))
+        for boundary in self._codecs.values():
+            boundary.begin_step()
+        return self._updates
+
+    def _loss_of(
+        self, data: Microbatches, plan: Plan, divisor: float | Tensor | None, return_outputs: bool
+    ) -> StepLoss:
+        has_last = any(stage.is_last for stage in self._stages.values())
+        # Elsewhere nobody needs to wait for a device's divisor.
+        weights = loss_weights(
+            data, self._loss_reduction, divisor if has_last else None, plan.updates
+        )
+        is_mean_of_updates = plan.is_asynchronous and self._loss_reduction == "mean"
+        return StepLoss(
+            self._loss_fn,
+            data.targets,
+            weights,
+            keep_outputs=return_outputs and has_last,
+            scale=self._loss_scale if plan.is_asynchronous else 1.0,
+            num_batches=len(plan.updates) if is_mean_of_updates else 1,
+        )
+
+    def _plan_of(
+        self, trains: bool, num_microbatches: int, optimizer: UpdatesWeights | None
+    ) -> Plan:
         if not trains:
             return evaluation_plan(self._plan.placement, num_microbatches, self._rank)
         if self._loss_fn is None and any(stage.is_last for stage in self._stages.values()):
             raise ConfigError("expected a loss_fn on the last stage for train_step; got None")
+        check_optimizer(optimizer, is_asynchronous=self._plan.is_asynchronous)
         return self._plan
 
     def _where(self, current: Action | None = None, iteration: int | None = None) -> str:
@@ -339,47 +388,3 @@ class Pipeline:
 
 def _alone(value: Tensor) -> list[Tensor]:
     return [value]
-
-
-def _chunks(stage: Any) -> list[nn.Module]:
-    """The modules of this rank's stages."""
-    chunks = [stage] if isinstance(stage, nn.Module) else stage
-    if not isinstance(chunks, (list, tuple)) or not chunks:
-        raise ConfigError(
-            f"expected an nn.Module as stage, or a list of them; got {type(stage).__name__}"
-        )
-    for chunk in chunks:
-        if not isinstance(chunk, nn.Module):
-            raise ConfigError(f"expected an nn.Module as stage; got {type(chunk).__name__}")
-        check_wrappers(chunk)
-    return list(chunks)
-
-
-def _check_arguments(loss_fn: Any, loss_reduction: Any, timeout_s: Any) -> None:
-    if loss_fn is not None and not callable(loss_fn):
-        raise ConfigError(f"expected a function as loss_fn; got {loss_fn!r}")
-    if loss_reduction not in get_args(Reduction):
-        raise ConfigError(f'expected loss_reduction "mean" or "sum"; got {loss_reduction!r}')
-    if not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
-        raise ConfigError(f"expected timeout_s of more than 0 s; got {timeout_s!r}")
-
-
-def _settings(schedule: Schedule, policies: Mapping[Direction, CodecPolicy]) -> str:
-    """What all ranks must agree on, in words."""
-    return (
-        f"schedule {schedule.name} of {schedule.num_stages} stages, "
-        f"{schedule.num_microbatches} microbatches, "
-        f"codecs {policies['forward']} and {policies['backward']}"
-    )
-
-
-def _policies(
-    codec: Codecs, grad_codec: Codecs, num_boundaries: int
-) -> dict[Direction, CodecPolicy]:
-    policies: dict[Direction, CodecPolicy] = {
-        "forward": CodecPolicy.parse(codec),
-        "backward": CodecPolicy.parse(grad_codec),
-    }
-    for policy in policies.values():
-        policy.check(num_boundaries)
-    return policies

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from pipecomm.errors import ConfigError
 from pipecomm.schedule import (
@@ -15,14 +17,14 @@ from pipecomm.schedule import (
     Kind,
     Placement,
     Schedule,
+    Weights,
     build,
     forward_rounds,
+    weight_versions,
     with_communication,
 )
 
 __all__ = ["Plan", "check_schedule", "evaluation_plan", "training_plan"]
-
-_EXECUTABLE = {Kind.F, Kind.B}
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,31 @@ class Plan:
     num_microbatches: int
     placement: Placement
     actions: tuple[Action, ...]
+    # Of an asynchronous schedule: the version of its stage's weights that an action uses, and for
+    # an update the one that its gradients were computed with.
+    versions: Mapping[Action, int] = field(default_factory=dict)
+    # The last microbatch of each update, the same on all stages.
+    updates: tuple[int, ...] = ()
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether weights are updated within a step."""
+        return bool(self.updates)
+
+    def uses(self, stage: int) -> Counter[int]:
+        """How many actions of `stage` use each version."""
+        return Counter(v for action, v in self.versions.items() if action.stage == stage)
 
     @functools.cached_property
     def reducing(self) -> frozenset[Action]:
-        """The last backward of each stage: with it data-parallel wrappers reduce."""
-        last = {action.stage: action for action in self.actions if action.kind is Kind.B}
-        return frozenset(last.values())
+        """The last end of a backward on each stage: with it data-parallel wrappers reduce."""
+        ends = (action for action in self.actions if action.kind.change_in_live < 0)
+        return frozenset({action.stage: action for action in ends}.values())
+
+    @functools.cached_property
+    def splits(self) -> bool:
+        """Whether backwards are in two parts: all of them then, as stages may share layers."""
+        return any(action.kind is Kind.I for action in self.actions)
 
     @functools.cached_property
     def max_open_sends(self) -> int | None:
@@ -61,12 +82,10 @@ def check_schedule(
     """The schedule for `size` ranks of which this one has `num_chunks` stages, checked.
 
     Raises ConfigError for an unknown name, one that has no form of this size, a Schedule of other
-    sizes, one that cannot be executed, and one that puts another number of stages on this rank.
+    sizes, one that cannot reach its end, and one that puts another number of stages on this rank.
     """
     if isinstance(schedule, str):
-        built = build(schedule, num_chunks * size, num_microbatches, size)
-        _check_executable(built)
-        return built
+        return build(schedule, num_chunks * size, num_microbatches, size)
     if not isinstance(schedule, Schedule):
         raise ConfigError(f"expected the name of a schedule or a Schedule; got {schedule!r}")
     num_held = len({action.stage for row in schedule.ranks[rank : rank + 1] for action in row})
@@ -82,24 +101,30 @@ def check_schedule(
             f"got {num_microbatches}"
         )
     schedule.check()
-    _check_executable(schedule)
     return schedule
-
-
-def _check_executable(schedule: Schedule) -> None:
-    others = sorted(kind.value for kind in schedule.kinds - _EXECUTABLE)
-    if others:
-        raise ConfigError(
-            f"expected a schedule of F and B; got {', '.join(others)} in {schedule.name!r}: "
-            "backwards split into I and W, and updates (U), can be checked and simulated, not yet "
-            "executed"
-        )
 
 
 def training_plan(schedule: Schedule, rank: int) -> Plan:
     """The actions of `rank` in a checked schedule."""
     actions = tuple(with_communication(schedule)[rank])
-    return Plan(True, schedule.num_microbatches, schedule.placement, actions)
+    size = (schedule.num_microbatches, schedule.placement)
+    if schedule.weights is Weights.ONE:
+        return Plan(True, *size, actions)
+    updates = {a.microbatch for row in schedule.ranks for a in row if a.kind is Kind.U}
+    return Plan(True, *size, actions, _versions(schedule, rank), tuple(sorted(updates)))
+
+
+def _versions(schedule: Schedule, rank: int) -> dict[Action, int]:
+    """By action of `rank`; what an update makes is what the schedule says of it instead."""
+    row = schedule.ranks[rank]
+    first = int(schedule.ranks.offsets[rank])
+    used = weight_versions(schedule)[first : first + len(row)].tolist()
+    versions = dict(zip(row, used, strict=True))
+    for action in row:
+        if action.kind is Kind.U:
+            ends = (action._replace(kind=kind) for kind in Kind.U.after)
+            versions[action] = next(versions[end] for end in ends if end in versions)
+    return versions
 
 
 @functools.lru_cache(maxsize=16)

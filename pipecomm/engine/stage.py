@@ -16,6 +16,7 @@ from pipecomm.addressable import ADVICE, why_not_addressable
 from pipecomm.device import device_of
 from pipecomm.engine.backward import Backward
 from pipecomm.engine.data_parallel import DeferredReduction
+from pipecomm.engine.split_backward import OpenBackward, SplitBackward
 
 __all__ = ["Head", "Stage", "as_received", "boundary_tensors"]
 
@@ -31,10 +32,18 @@ _NOTHING_TO_TRAIN = (
 
 
 class Stage:
-    """`module` as stage `index` of `num_stages`; `device`: where its inputs are put, if named."""
+    """`module` as stage `index` of `num_stages`; `device`: where its inputs are put, if named.
+
+    The stages of a rank have one `open_backward`.
+    """
 
     def __init__(
-        self, module: nn.Module, index: int, num_stages: int, device: torch.device | None = None
+        self,
+        module: nn.Module,
+        index: int,
+        num_stages: int,
+        device: torch.device | None = None,
+        open_backward: OpenBackward | None = None,
     ) -> None:
         self.module = module
         self.index = index
@@ -43,6 +52,8 @@ class Stage:
         # By microbatch, with what DeferredReduction.roots gave for its outputs.
         self._backwards: dict[int, tuple[Backward, tuple[Tensor, ...]]] = {}
         self._reduction = DeferredReduction(module)
+        self._split = SplitBackward(module, f"stage {index} of {num_stages}", open_backward)
+        self._splits = False
 
     @property
     def is_first(self) -> bool:
@@ -58,14 +69,17 @@ class Stage:
         return self._device or device_of(self.module)
 
     @contextmanager
-    def step(self, *, trains: bool) -> Iterator[None]:
-        """Around the forwards and backwards of one step.
+    def step(self, *, trains: bool, splits: bool = False) -> Iterator[None]:
+        """Around the forwards and backwards of one step, which may be in parts if it `splits`.
 
         Whatever the block raises, nothing of it is left for the next step.
         """
         if trains:
             self._reduction.begin()
+        self._splits = splits
         try:
+            if splits:
+                self._split.begin()
             yield
         except BaseException:
             self._reduction.give_up()
@@ -122,6 +136,10 @@ class Stage:
         of the loss. With the pass that `reduces`, the last one of a step, data-parallel wrappers
         reduce.
         """
+        if self._splits:
+            results = self.backward_inputs(microbatch, gradients)
+            self.backward_weights(microbatch, reduces=reduces)
+            return results
         backward, roots = self._backwards.pop(microbatch)
         with (
             torch.enable_grad(),
@@ -129,9 +147,31 @@ class Stage:
         ):
             return backward.run(gradients)
 
+    def backward_inputs(
+        self, microbatch: int, gradients: Sequence[Tensor | None]
+    ) -> tuple[Tensor | None, ...]:
+        """The first part of backward(), in a step that splits: all but weights that can wait."""
+        backward, _ = self._backwards.pop(microbatch)
+        with torch.enable_grad(), self._split.keeping(microbatch):
+            return backward.run(gradients)
+
+    def backward_weights(self, microbatch: int, *, reduces: bool = False) -> None:
+        """The second part: gradients of the weights that have waited."""
+        if not reduces:
+            self._split.finish(microbatch)
+        elif self._reduction.searches_graph:
+            # In no graph are the weights that have waited: the search would find them unused.
+            self._split.finish(microbatch)
+            with self._reduction.last_backward(()):
+                pass
+        else:
+            with self._reduction.last_backward(()):
+                self._split.finish(microbatch)
+
     def forget(self) -> None:
         """Drop whatever is left of unfinished microbatches."""
         self._backwards.clear()
+        self._split.end()
 
 
 def as_received(tensors: Sequence[Tensor | None], device: torch.device) -> list[Tensor | None]:

@@ -18,9 +18,9 @@ __all__ = ["StepStats"]
 class StepStats:
     """Measurements of one rank in one step; times in seconds, sizes in bytes.
 
-    `compute_s` was spent in forward and backward passes, `wait_s` in waiting for transfers.
-    `exposed_comm_s` is the part of wait_s in which the awaited message was on its way; in the
-    rest of it the other side had not produced it yet.
+    `compute_s` was spent in forward and backward passes, also parts of them, `wait_s` in waiting
+    for transfers. `exposed_comm_s` is the part of wait_s in which the awaited message was on its
+    way; in the rest of it the other side had not produced it yet.
 
     With tensors of a device these are the host's times: until work is enqueued, not done.
     """
@@ -33,6 +33,10 @@ class StepStats:
     payload_nbytes_received: int = 0
     wire_nbytes_sent: int = 0
     wire_nbytes_received: int = 0
+    # Of asynchronous schedules: the most versions that a stage had of its weights at one time, and
+    # updates left out as gradients were not finite.
+    weight_versions: int = 1
+    updates_left_out: int = 0
     events: list[TimelineEvent] = field(default_factory=list)
 
     @property
@@ -81,7 +85,8 @@ class StepStats:
 
 def _args(action: Action) -> dict[str, Any]:
     return {
-        "direction": action.kind.direction,
+        # What works on weights goes nowhere.
+        "direction": action.kind.direction or "weights",
         "stage": action.stage,
         "microbatch": action.microbatch,
     }

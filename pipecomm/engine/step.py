@@ -1,7 +1,8 @@
 """Carries out one rank's actions of one step; the only place where a pipeline waits.
 
-The actions come from a plan: F and B compute and first wait for their own receive; RECV_* and
-SEND_* are posted and not waited for. Between two stages of this rank results stay in memory.
+The actions come from a plan: F, B and I compute and first wait for their own receive; W and U
+compute; RECV_* and SEND_* are posted and not waited for. Between two stages of this rank results
+stay in memory.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pipecomm.engine.pace import Pace
 from pipecomm.engine.plan import Plan
 from pipecomm.engine.stage import Stage, as_received
 from pipecomm.engine.stats import StepStats
+from pipecomm.engine.updates import StageUpdates
 from pipecomm.schedule import Action, Hop, Kind
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class Step:
         data: Microbatches,
         loss: StepLoss,
         device: torch.device,
+        updates: Mapping[int, StageUpdates] | None = None,
     ) -> None:
         self.stats = StepStats()
         self.current: Action | None = None
@@ -62,6 +65,7 @@ class Step:
         self._codecs = codecs
         self._data = data
         self._loss = loss
+        self._updates = updates or {}
         # As many as the sends that may be open where that is bounded.
         self._pace = Pace(device, 2 * plan.placement.num_stages)
         self._receives: dict[_Key, Transfer] = {}
@@ -75,14 +79,19 @@ class Step:
         carry_out = {
             Kind.F: self._forward,
             Kind.B: self._backward,
+            Kind.I: self._backward,
+            Kind.W: self._backward_weights,
+            Kind.U: self._update,
             Kind.RECV_F: self._post_receive,
             Kind.RECV_B: self._post_gradient_receive,
             Kind.SEND_F: self._send,
             Kind.SEND_B: self._send,
         }
         with ExitStack() as stack:
+            for updates in self._updates.values():
+                stack.callback(updates.end)
             for stage in self._stages.values():
-                stack.enter_context(stage.step(trains=self._plan.trains))
+                stack.enter_context(stage.step(trains=self._plan.trains, splits=self._plan.splits))
             for action in self._plan.actions:
                 self.current = action
                 carry_out[action.kind](action)
@@ -115,10 +124,29 @@ class Step:
         elif stage.num_gradients(microbatch) > 0:
             gradients = self._take(action)
         with self._computing(action):
-            results = stage.backward(microbatch, gradients, reduces=action in self._plan.reducing)
+            if action.kind is Kind.I:
+                results = stage.backward_inputs(microbatch, gradients)
+            else:
+                reduces = action in self._plan.reducing
+                results = stage.backward(microbatch, gradients, reduces=reduces)
         # The stage before knows from its own outputs when no gradient will come.
         if results:
             self._pass_on(action, results)
+
+    def _backward_weights(self, action: Action) -> None:
+        with self._computing(action):
+            self._stages[action.stage].backward_weights(
+                action.microbatch, reduces=action in self._plan.reducing
+            )
+
+    def _update(self, action: Action) -> None:
+        start_s = time.monotonic()
+        updates = self._updates[action.stage]
+        was_applied = updates.update(self._plan.versions[action])
+        kept = max(self.stats.weight_versions, updates.versions.most_kept)
+        self.stats.weight_versions = kept
+        self.stats.updates_left_out += not was_applied
+        self.stats.add_compute(action, start_s, time.monotonic())
 
     def _pass_on(self, action: Action, tensors: Sequence[Tensor | None]) -> None:
         """To the stage that takes them, or to the SEND that will."""
@@ -197,6 +225,11 @@ class Step:
     @contextmanager
     def _computing(self, action: Action) -> Iterator[None]:
         start_s = time.monotonic()
-        yield
+        updates = self._updates.get(action.stage)
+        if updates is None:
+            yield
+        else:
+            with updates.versions.using(self._plan.versions[action]):
+                yield
         self.stats.add_compute(action, start_s, time.monotonic())
         self._pace.add()

@@ -18,6 +18,7 @@ LANES = ("compute", "wait", "send", "recv")
 _BAR_COLOURS = {
     "forward": "#4878d0",
     "backward": "#6acc64",
+    "weights": "#3d8f38",
     "wait": "#d9d9d9",
     "send": "#ee854a",
     "recv": "#b47cc7",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -165,6 +166,16 @@ def test_ranks_of_several_stages_train_the_same_model(tmp_path: Path) -> None:
     assert two["grad_codecs"] == four["grad_codecs"] == ["raw"] * 3
     assert two["held_out_loss"] == pytest.approx(four["held_out_loss"], rel=1e-5)
     assert two["payload_nbytes_sent"] == four["payload_nbytes_sent"]
+
+
+def test_asynchronous_schedule_trains_with_updates_within_its_steps(tmp_path: Path) -> None:
+    words = ["--schedule=pipedream", "--steps=3", "--json", "--out=here"]
+    code, stdout, stderr = run(tmp_path, command(*words))
+    assert code == 0, stderr
+    (trained,) = json.loads(stdout)["runs"]
+    assert math.isfinite(trained["held_out_loss"])
+    events = json.loads((tmp_path / "here" / "timeline-raw.json").read_text())["traceEvents"]
+    assert {"0U0", "0U1", "1U0", "1U1"} <= {event["name"] for event in events}
 
 
 def test_codecs_are_told_by_boundary_with_raw_inside_a_rank() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile
 
 from pipecomm.engine.pipeline import Pipeline
+from pipecomm.schedule import build
 from tests.engine.data_parallel_trial import (
     WRAPS,
     Branches,
@@ -69,6 +71,18 @@ def steps_of_every_kind(rank: int, size: int) -> dict[str, float]:
             errors = [trial.step_error(seed) for seed in (1, 2, 3)]
             found[f"{wrap.__name__} {schedule} {number}"] = max(errors)
             trial.pipeline.close()
+    return found
+
+
+def steps_with_split_backwards(rank: int, size: int) -> dict[str, float]:
+    """As above; weights wait, or with whole backwards alone where wrappers cannot let them."""
+    place, found = find_place(rank), {}
+    for wrap in WRAPS:
+        trial = Trial(place, wrap, schedule=build("zb-h1", 2, 3), num_microbatches=3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found[wrap.__name__] = max(trial.step_error(seed) for seed in (1, 2))
+        trial.pipeline.close()
     return found
 
 
@@ -224,15 +238,17 @@ COLLECTIVES: dict[tuple[Wrap, str], int] = {
 
 
 def collectives_of_a_step(rank: int, size: int) -> dict[str, int]:
-    """Of the third step, after what is done but once."""
-    place, found = find_place(rank), {}
-    for wrap, word in COLLECTIVES:
-        trial = Trial(place, wrap)
+    """Of the third step, after what is done but once; with whole backwards and with split ones."""
+    place, found, late = find_place(rank), {}, build("zb-h1", 2, 4)
+    runs = [(wrap, word, "1f1b", "") for wrap, word in COLLECTIVES]
+    runs += [(wrap, "allreduce", late, " split") for wrap in (as_ddp, as_ddp_finding_unused)]
+    for wrap, word, schedule, name in runs:
+        trial = Trial(place, wrap, schedule=schedule)
         for seed in (1, 2):
             trial.step_error(seed)
         with profile() as seen:
             trial.train(3)
-        found[f"{wrap.__name__} {word}"] = _count(seen, word)
+        found[f"{wrap.__name__} {word}{name}"] = _count(seen, word)
     return found
 
 

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from pipecomm.engine.pipeline import Pipeline
+from pipecomm.schedule import Schedule
 from tests.engine.pipeline_cases import TIMEOUT_S, WIDTH, mse, relative_error, rows
 
 NUM_STAGES = 2
@@ -178,7 +179,7 @@ class Trial:
         *,
         kind: Callable[[], nn.Module] = two_layers,
         num_rows: int = 7,
-        schedule: str = "1f1b",
+        schedule: str | Schedule = "1f1b",
         num_microbatches: int = 4,
     ) -> None:
         stages = stages_of(kind)

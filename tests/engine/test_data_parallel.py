@@ -22,6 +22,7 @@ from tests.ranks import spawn_ranks
 
 CASES = (
     cases.steps_of_every_kind,
+    cases.steps_with_split_backwards,
     cases.frozen_parameters,
     cases.recomputed_stages,
     cases.parameters_that_some_microbatches_use,
@@ -82,6 +83,7 @@ def test_parameter_that_no_microbatch_uses_is_told_as_ddp_tells_it(by_rank: Any)
 
 def test_reductions_happen_once_in_a_step(by_rank: Any) -> None:
     expected = {f"{wrap.__name__} {word}": n for (wrap, word), n in cases.COLLECTIVES.items()}
+    expected |= {"as_ddp allreduce split": 1, "as_ddp_finding_unused allreduce split": 2}
     for found in results_of(by_rank, cases.collectives_of_a_step):
         assert found == expected
 

@@ -32,6 +32,13 @@ def test_divisor_divides_every_weight(divisor: Any) -> None:
     assert loss_weights(data, "sum", divisor) == [1 / 16, 1 / 16]
 
 
+def test_microbatches_of_an_update_are_a_batch_of_their_own() -> None:
+    data = split_step(torch.zeros(8), None, None, 3)
+    assert loss_weights(data, "mean", None, (1, 2)) == [0.5, 0.5, 1.0]
+    assert loss_weights(data, "mean", 2, (0, 2)) == [0.5, 0.3, 0.2]
+    assert loss_weights(data, "sum", None, (1, 2)) == [1, 1, 1]
+
+
 @pytest.mark.parametrize("divisor", [0, -2.0, float("nan"), float("inf"), torch.tensor(0)])
 def test_divisor_that_cannot_divide_is_refused(divisor: Any) -> None:
     data = split_step(torch.zeros(4), None, None, 2)
@@ -96,6 +103,14 @@ def test_backward_starts_from_one_for_each_loss_once() -> None:
     assert torch.equal(loss.start_gradient(0), torch.ones(()))
     with pytest.raises(KeyError):
         loss.start_gradient(0)
+
+
+def test_scale_is_for_the_backward_and_the_loss_that_of_one_batch() -> None:
+    loss = StepLoss(add, [None, None], [1, 1], keep_outputs=False, scale=8.0, num_batches=2)
+    for microbatch, value in enumerate((3.0, 5.0)):
+        loss(microbatch, torch.tensor([value], requires_grad=True))
+    assert loss.start_gradient(1).item() == 8
+    assert loss.total() == 4
 
 
 def test_complex_loss_is_refused() -> None:

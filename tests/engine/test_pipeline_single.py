@@ -14,6 +14,7 @@ from pipecomm.errors import ConfigError
 from pipecomm.links.link import LinkEmulation
 from pipecomm.schedule import Action, Schedule, build
 from tests.engine.pipeline_cases import (
+    WIDTH,
     batch,
     linear_stages,
     mse,
@@ -93,12 +94,32 @@ def test_schedule_that_places_other_numbers_of_stages_is_refused(num_chunks: int
     assert check_schedule(plan, 1, 1, 2, 1) is plan
 
 
-def test_schedule_with_split_backwards_is_refused_by_name_when_constructed() -> None:
-    row = [Action.parse(text) for text in ("0F0", "0I0", "0W0")]
-    plan = Schedule.from_lists("zb", [row])
-    plan.check()
-    with pytest.raises(ConfigError, match="expected a schedule of F and B; got I, W in 'zb'"):
-        Pipeline(nn.Identity(), schedule=plan)
+def test_pipeline_of_one_stage_splits_its_backwards() -> None:
+    row = [Action.parse(text) for text in ("0F0", "0I0", "0F1", "0I1", "0W1", "0W0")]
+    torch.manual_seed(0)
+    layer = nn.Linear(WIDTH, WIDTH)
+    with Pipeline(layer, schedule=Schedule.from_lists("zb", [row]), loss_fn=mse) as pipeline:
+        result = pipeline.train_step(rows(4), rows(4, seed=2))
+    mine = layer.weight.grad
+    layer.zero_grad()
+    mse(layer(rows(4)), rows(4, seed=2)).backward()
+    torch.testing.assert_close(mine, layer.weight.grad)
+    names = [event.name for event in result.stats.events if event.lane == "compute"]
+    assert names == [str(action) for action in row]
+
+
+@pytest.mark.parametrize("order", ["0F0 1F0 1I0 0I0 1W0 0W0", "0F0 1F0 1B0 0I0 0W0"])
+def test_layer_of_two_stages_of_a_rank_gets_the_gradients_of_both(order: str) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(WIDTH, WIDTH)
+    stages = [nn.Sequential(layer, nn.Tanh()), nn.Sequential(layer, nn.LayerNorm(WIDTH))]
+    row = [Action.parse(text) for text in order.split()]
+    with Pipeline(stages, schedule=Schedule.from_lists("mine", [row]), loss_fn=mse) as pipeline:
+        pipeline.train_step(rows(4), rows(4, seed=2))
+    mine = layer.weight.grad
+    layer.weight.grad = None
+    mse(nn.Sequential(*stages)(rows(4)), rows(4, seed=2)).backward()
+    torch.testing.assert_close(mine, layer.weight.grad)
 
 
 @pytest.mark.parametrize("divisor", [0, -1, float("nan"), float("inf")])

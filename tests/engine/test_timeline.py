@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipecomm.engine.stats import StepStats
 from pipecomm.engine.timeline import LANES, TimelineEvent, draw_timeline, stack, write_trace
+from pipecomm.schedule import Action, Kind
 
 
 def event(lane: str, start_s: float, end_s: float, microbatch: int = 0) -> TimelineEvent:
@@ -119,6 +121,17 @@ def test_picture_shows_each_kind_in_its_colour(
     for colour in ("#4878d0", "#6acc64", "#ee854a", "#b47cc7", "#d9d9d9"):
         matching = (abs(pixels - to_rgb(colour)) < 0.01).all(axis=2).sum()
         assert matching > 1000, colour
+
+
+def test_picture_shows_what_works_on_weights(tmp_path: Path) -> None:
+    stats = StepStats()
+    for place, kind in enumerate((Kind.F, Kind.I, Kind.W, Kind.U)):
+        stats.add_compute(Action(kind, 0, 0), place, place + 1)
+    draw_timeline(tmp_path / "weights.png", {0: stats.events}, "title")
+    assert [event.args["direction"] for event in stats.events] == [
+        *("forward", "backward", "weights", "weights")
+    ]
+    assert (tmp_path / "weights.png").stat().st_size > 1000
 
 
 def test_events_are_hashable_and_equal_by_value() -> None:
