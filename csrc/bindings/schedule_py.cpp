@@ -3,10 +3,14 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <cmath>
 #include <cstdint>
+#include <initializer_list>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "bindings/bindings.h"
 #include "python/gil.h"
 #include "schedule/check.h"
@@ -18,13 +22,38 @@ namespace py = pybind11;
 namespace pipecomm {
 namespace {
 
+// No forced casts: a number that does not fit would become another one.
 template <typename T>
-using Array = py::array_t<T, py::array::c_style | py::array::forcecast>;
+using Array = py::array_t<T, py::array::c_style>;
+
+template <typename T>
+void require_shape(const Array<T>& array, const char* name, std::initializer_list<py::ssize_t> shape) {
+  // -1: any number.
+  bool fits = array.ndim() == static_cast<py::ssize_t>(shape.size());
+  for (py::ssize_t axis = 0; fits && axis < array.ndim(); ++axis) {
+    const py::ssize_t wanted = shape.begin()[axis];
+    fits = wanted < 0 || array.shape(axis) == wanted;
+  }
+  if (fits) return;
+  std::string text = std::string("expected ") + name + " of shape (";
+  for (const py::ssize_t wanted : shape) text += (wanted < 0 ? "any" : std::to_string(wanted)) + ", ";
+  text += "); got (";
+  for (py::ssize_t axis = 0; axis < array.ndim(); ++axis) text += std::to_string(array.shape(axis)) + ", ";
+  throw Error(ErrorKind::config, text + ")");
+}
 
 template <typename To, typename From>
 std::span<const To> as(const Array<From>& array) {
   return {reinterpret_cast<const To*>(array.data()),
           static_cast<std::size_t>(array.size()) * sizeof(From) / sizeof(To)};
+}
+
+void require_seconds(const Array<double>& seconds) {
+  for (const double value : as<double>(seconds)) {
+    if (!(std::isfinite(value) && value >= 0)) {
+      throw Error(ErrorKind::config, "expected finite seconds of 0 or more; got " + std::to_string(value));
+    }
+  }
 }
 
 // The arrays that the lists read from; their Python owners keep them while a call lasts.
@@ -37,6 +66,16 @@ struct PyLists {
   Array<std::int32_t> messages;
   // (1 + 2 * directions, stages): rank_of, sources by direction, targets by direction.
   Array<std::int32_t> ways;
+
+  // Of arrays with fitting shapes. Looked at in every call: their owners may have written to them.
+  schedule::Lists checked() const {
+    const schedule::Lists lists = get();
+    without_gil([&] {
+      schedule::check_rows(lists);
+      schedule::check_ways(lists);
+    });
+    return lists;
+  }
 
   schedule::Lists get() const {
     schedule::Lists lists;
@@ -75,21 +114,28 @@ py::array_t<std::int32_t> give_actions(std::vector<schedule::Action>&& actions) 
 }
 
 py::object find_fault(const PyLists& given, std::int32_t num_stages, std::int32_t num_microbatches) {
+  if (num_stages < 0 || num_microbatches < 0) {
+    throw Error(ErrorKind::config, "expected numbers of stages and microbatches of 0 or more; got " +
+                                       std::to_string(num_stages) + " and " + std::to_string(num_microbatches));
+  }
   const schedule::Lists lists = given.get();
-  const auto fault = without_gil([&] { return schedule::find_fault(lists, num_stages, num_microbatches); });
+  const auto fault = without_gil([&] {
+    schedule::check_rows(lists);
+    return schedule::find_fault(lists, num_stages, num_microbatches);
+  });
   if (!fault) return py::none();
   return py::make_tuple(static_cast<std::int32_t>(fault->rule), fault->index, fault->other);
 }
 
 py::object find_misorder(const PyLists& given) {
-  const schedule::Lists lists = given.get();
+  const schedule::Lists lists = given.checked();
   const auto found = without_gil([&] { return schedule::find_misorder(lists); });
   if (!found) return py::none();
   return py::make_tuple(found->index, found->sent_index, found->num_used);
 }
 
 py::tuple lower(const PyLists& given) {
-  const schedule::Lists lists = given.get();
+  const schedule::Lists lists = given.checked();
   schedule::Lowered lowered = without_gil([&] { return schedule::lower(lists); });
   return py::make_tuple(give_actions(std::move(lowered.actions)), give(std::move(lowered.offsets)));
 }
@@ -97,8 +143,17 @@ py::tuple lower(const PyLists& given) {
 py::dict walk(const PyLists& given, const Array<double>& compute_s, const Array<double>& transfer_s,
               const Array<double>& latency_s, std::int64_t slots, std::int64_t max_in_flight, bool sends_block,
               const std::function<void(double)>& progress) {
-  const schedule::Lists lists = given.get();
+  const schedule::Lists lists = given.checked();
   const std::size_t num_stages = lists.ways.rank_of.size();
+  const auto width = static_cast<py::ssize_t>(num_stages);
+  require_shape(compute_s, "compute_s", {static_cast<py::ssize_t>(lists.kinds.size()), width});
+  require_shape(transfer_s, "transfer_s", {schedule::kNumDirections, width});
+  require_shape(latency_s, "latency_s", {schedule::kNumDirections, width});
+  for (const auto* seconds : {&compute_s, &transfer_s, &latency_s}) require_seconds(*seconds);
+  if (slots < 0 || max_in_flight < 0) {
+    throw Error(ErrorKind::config, "expected slots and max_in_flight of 0 or more; got " + std::to_string(slots) +
+                                       " and " + std::to_string(max_in_flight));
+  }
   schedule::Timing timing;
   timing.compute_s = as<double>(compute_s);
   for (std::size_t direction = 0; direction < schedule::kNumDirections; ++direction) {
@@ -108,13 +163,12 @@ py::dict walk(const PyLists& given, const Array<double>& compute_s, const Array<
   timing.slots = slots;
   timing.max_in_flight = max_in_flight;
   timing.sends_block = sends_block;
-  schedule::Progress report;
-  if (progress) {
-    report = [&progress](double share) {
-      const py::gil_scoped_acquire gil;
-      progress(share);
-    };
-  }
+  const schedule::Progress report = [&progress](double share) {
+    check_signals();
+    if (!progress) return;
+    const py::gil_scoped_acquire gil;
+    progress(share);
+  };
   schedule::Walk walked = without_gil([&] { return schedule::walk(lists, timing, report); });
   py::dict result;
   result["stuck_at"] = give(std::move(walked.stuck_at));
@@ -135,6 +189,11 @@ void register_schedule(py::module_& module) {
   using Numbers = Array<std::int32_t>;
   py::class_<PyLists>(module, "ScheduleLists")
       .def(py::init([](Numbers actions, Array<std::int64_t> offsets, Numbers kinds, Numbers messages, Numbers ways) {
+             require_shape(actions, "actions", {-1, 3});
+             require_shape(offsets, "offsets", {-1});
+             require_shape(kinds, "kinds", {-1, 4});
+             require_shape(messages, "messages", {schedule::kNumDirections, 2});
+             require_shape(ways, "ways", {1 + 2 * schedule::kNumDirections, -1});
              return PyLists{std::move(actions), std::move(offsets), std::move(kinds), std::move(messages),
                             std::move(ways)};
            }),

@@ -2,8 +2,11 @@
 #include "schedule/check.h"
 
 #include <bit>
+#include <string>
 #include <unordered_map>
 #include <vector>
+
+#include "base/error.h"
 
 namespace pipecomm::schedule {
 namespace {
@@ -90,6 +93,10 @@ std::optional<Misorder> find_misorder(const Lists& lists) {
     const Hop hop = hops.in(lists.traits(action), action.stage);
     if (!hop.is_message()) continue;
     const auto channel = static_cast<std::size_t>(hop.channel);
+    if (static_cast<std::size_t>(used[channel]) == made[channel].size()) {
+      throw Error(ErrorKind::config, "expected complete lists; got stage " + std::to_string(action.stage) +
+                                         " without what it takes for microbatch " + std::to_string(action.microbatch));
+    }
     const std::int64_t sent_index = made[channel][static_cast<std::size_t>(used[channel])];
     const Action& sent = lists.rows.actions[static_cast<std::size_t>(sent_index)];
     if (sent.stage != hop.source || sent.microbatch != action.microbatch) {

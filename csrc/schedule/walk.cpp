@@ -10,14 +10,14 @@
 namespace pipecomm::schedule {
 namespace {
 
-constexpr std::int64_t kActionsPerReport = 1 << 20;
+constexpr std::int64_t kActionsPerReport = 1 << 18;
 
 // Messages from one rank to another in one direction, whatever their stages.
 // The n-th send meets the n-th receive, which the n-th compute action that takes one waits for.
 class Channel {
  public:
   Channel(std::int64_t slots, std::int64_t max_in_flight)
-      : posted_s_(static_cast<std::size_t>(slots), 0.0), max_in_flight_(static_cast<std::size_t>(max_in_flight)) {}
+      : slots_(static_cast<std::size_t>(slots)), max_in_flight_(static_cast<std::size_t>(max_in_flight)) {}
 
   // Both say whether a transfer begins.
   bool post(double now_s) {
@@ -46,10 +46,11 @@ class Channel {
 
   bool begin_transfer() {
     const std::size_t index = left_s.size();
-    if (made_.empty() || index == posted_s_.size()) return false;
+    if (made_.empty() || (index >= slots_ && index - slots_ == posted_s_.size())) return false;
     const Made made = made_.front();
     made_.pop_front();
-    const double ready = std::max(made.now_s, posted_s_[index]);
+    // The first messages find slots, each later one a receive posted so much earlier.
+    const double ready = std::max(made.now_s, index < slots_ ? 0.0 : posted_s_[index - slots_]);
     double start = index > 0 ? std::max(ready, left_s.back()) : ready;
     if (max_in_flight_ > 0 && index >= max_in_flight_) start = std::max(start, arrived_s[index - max_in_flight_]);
     ready_s.push_back(ready);
@@ -59,7 +60,7 @@ class Channel {
     return true;
   }
 
-  // The first messages find slots, each later one a receive posted so much earlier.
+  std::size_t slots_;
   std::vector<double> posted_s_;
   std::deque<Made> made_;
   std::size_t max_in_flight_;

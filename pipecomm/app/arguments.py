@@ -172,11 +172,15 @@ def _add_size(simulate: argparse.ArgumentParser) -> None:
     order.add_argument(
         "--compare", action="store_true", help="all schedules side by side, and which one to take"
     )
-    simulate.add_argument("--stages", type=_positive_int, default=4, help="of the whole model")
+    simulate.add_argument(
+        "--stages", type=_positive_int, help="of the whole model (default: 4; a file's own)"
+    )
     simulate.add_argument(
         "--ranks", type=_positive_int, help="(default: as many as the schedule needs)"
     )
-    simulate.add_argument("--microbatches", type=_positive_int, default=8, help="per step")
+    simulate.add_argument(
+        "--microbatches", type=_positive_int, help="per step (default: 8; a file's own)"
+    )
     simulate.add_argument(
         "--update-every", type=_positive_int, help="microbatches (pipedream-2bw, paci)"
     )

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from pipecomm.errors import ConfigError
+from pipecomm.errors import ConfigError, PipecommError
 from pipecomm.schedule import (
     Candidate,
     Costs,
@@ -27,20 +27,42 @@ __all__ = ["simulate"]
 # Larger drawings do not fit a screen.
 _MAX_DRAWN_RANKS, _MAX_DRAWN_SLOTS = 16, 64
 _BAR_AFTER_S = 2.0
+# Where neither they nor a file are given.
+_STAGES, _MICROBATCHES = 4, 8
 
 
 def simulate(args: argparse.Namespace) -> int:
     """Run the command; gives the exit code. Raises ConfigError for what cannot be, OSError."""
+    _check_options(args)
     try:
         costs = _costs(args)
         return _compare(args, costs) if args.compare else _simulate_one(args, costs)
     except OSError as error:
         # Some errors of ours are OSErrors too.
-        if error.filename is None:
+        if isinstance(error, PipecommError | BrokenPipeError):
             raise
+        name = "a full disk or another fault" if error.filename is None else error.filename
         raise ConfigError(
-            f"expected a file that can be used; got {error.filename}: {error.strerror}"
+            f"expected a file that can be used; got {name}: {error.strerror}"
         ) from None
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Refuse options that would have no effect: their user believes that they have."""
+    by_name = not args.compare and args.csv is None
+    is_planned = by_name and args.schedule.lower() == "planned"
+    for name, has_effect, where in (
+        ("plot", not args.compare, "one schedule"),
+        ("memory_limit", args.compare, "--compare"),
+        ("max_activations", is_planned, "--schedule planned"),
+        ("update_every", by_name, "--schedule pipedream-2bw or paci"),
+        ("stages", args.csv is None, "schedules by name: a file has its own"),
+        ("ranks", args.csv is None, "schedules by name: a file has its own"),
+        ("microbatches", args.csv is None, "schedules by name: a file has its own"),
+    ):
+        if getattr(args, name) is not None and not has_effect:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"expected {option} with {where} only; got {getattr(args, name)}")
 
 
 def _costs(args: argparse.Namespace) -> Costs:
@@ -79,7 +101,8 @@ def _schedule(args: argparse.Namespace, costs: Costs) -> Schedule:
         options["update_every"] = args.update_every
     if args.schedule.lower() == "planned":
         options |= {"costs": costs, "max_activations": args.max_activations}
-    return schedule.build(args.schedule, args.stages, args.microbatches, ranks, **options)
+    size = args.stages or _STAGES, args.microbatches or _MICROBATCHES
+    return schedule.build(args.schedule, *size, ranks, **options)
 
 
 def _simulate_one(args: argparse.Namespace, costs: Costs) -> int:
@@ -104,7 +127,8 @@ def _simulate_one(args: argparse.Namespace, costs: Costs) -> int:
         own = "+".join(str(peaks[stage]) for stage in schedule.placement.stages_of(rank))
         print(
             f"rank {rank}: bubble {bubble:.1%}, exposed communication {exposed_s * 1e3:g} ms, "
-            f"at most {own} microbatches in memory{_memory_text(result, rank)}"
+            f"at most {own} {'microbatch' if own == '1' else 'microbatches'} in memory"
+            f"{_memory_text(result, rank)}"
         )
     return 0
 
@@ -152,8 +176,8 @@ def _numbers(schedule: Schedule, result: Simulation) -> dict[str, Any]:
 
 
 def _compare(args: argparse.Namespace, costs: Costs) -> int:
-    num_ranks = args.ranks or args.stages
-    found = candidates(num_ranks, args.microbatches, costs)
+    num_ranks = args.ranks or args.stages or _STAGES
+    found = candidates(num_ranks, args.microbatches or _MICROBATCHES, costs)
     in_bytes = any(c.simulation is not None and any(c.simulation.peak_nbytes) for c in found)
     limit = args.memory_limit
     chosen = best(found, limit * 2**30 if limit and in_bytes else limit, in_bytes=in_bytes)
@@ -173,6 +197,8 @@ def _compare(args: argparse.Namespace, costs: Costs) -> int:
         return 0
     _print_table(found, in_bytes)
     unit = "GiB" if in_bytes else "microbatches"
+    if limit == 1 and not in_bytes:
+        unit = "microbatch"
     under = f" under {limit:g} {unit}" if limit else ""
     print(
         f"\nno schedule keeps to {limit:g} {unit}: use more ranks or smaller microbatches"

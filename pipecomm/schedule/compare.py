@@ -41,8 +41,11 @@ def candidates(num_ranks: int, num_microbatches: int, costs: Costs) -> list[Cand
 
     `costs` are those of one stage per rank; where a rank has two, each is taken as half of its
     stage. `planned` is given 1F1B's memory. Asynchronous schedules are simulated for the
-    microbatches of one step too, filling and draining included.
+    microbatches of one step too, filling and draining included. Raises ConfigError for costs that
+    cannot be.
     """
+    # What is wrong with the costs is no matter of one schedule.
+    build("sequential", num_ranks, 1).simulate(costs)
     return [_candidate(name, num_ranks, num_microbatches, costs) for name in known_schedules()]
 
 

@@ -96,12 +96,14 @@ class Costs:
         for name in _PER_LINK:
             value = getattr(self, name)
             if value is not None and not np.isscalar(value):
-                changed[name] = _over_ranks(name, list(value), placement)
+                of_links = expand(name, value, num_ranks - 1).tolist()
+                changed[name] = _over_ranks(name, of_links, placement)
         return replace(self, **changed)
 
 
 def _over_ranks(name: str, of_links: list[float], placement: Placement) -> list[float]:
-    worst = (min if name == "link_bytes_per_s" else max)(of_links)
+    # On a single rank there is no link, and nothing that would take one.
+    worst = (min if name == "link_bytes_per_s" else max)(of_links, default=1.0)
     pairs = [placement.hop_over(k, "forward")[-2:] for k in range(placement.num_boundaries)]
     return [of_links[min(pair)] if abs(pair[0] - pair[1]) == 1 else worst for pair in pairs]
 
@@ -114,7 +116,7 @@ def read_costs(path: str | os.PathLike[str]) -> Costs:
     where = os.fspath(path)
     try:
         given = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise ConfigError(f"expected a JSON object of costs; got {error} in {where}") from None
     if not isinstance(given, dict):
         raise ConfigError(f"expected a JSON object of costs; got {given!r:.60} in {where}")
@@ -135,8 +137,9 @@ def timing_of(costs: Costs, num_stages: int) -> Timing:
     """The costs by kind, direction and stage. Raises ConfigError for costs that cannot be."""
     for name in ("slots", "max_in_flight"):
         count = getattr(costs, name)
-        if not isinstance(count, int) or count < 0:
-            raise ConfigError(f"expected {name} of 0 or more; got {count}")
+        if not isinstance(count, int) or not 0 <= count < 2**63:
+            limit = " and less than 2^63" if isinstance(count, int) and count > 0 else ""
+            raise ConfigError(f"expected {name} of 0 or more{limit}; got {count!r}")
     transfer_s, latency_s = np.zeros((2, num_stages)), np.zeros((2, num_stages))
     # What leaves stage k forward goes over link k, backward over link k - 1.
     ends = (slice(None, -1), slice(1, None))
@@ -183,7 +186,12 @@ def _transfer_s(costs: Costs, direction: str, num_links: int) -> npt.NDArray[np.
 
 def expand(name: str, value: PerStage, count: int) -> npt.NDArray[np.float64]:
     """One number for each of `count` places. Raises ConfigError for others than 0 and more."""
-    given = np.array([value] if np.isscalar(value) else value, float)
+    try:
+        given = np.array([value] if np.isscalar(value) else value, float)
+    except (OverflowError, TypeError, ValueError):
+        given = np.full((1, 1), np.nan)
+    if given.ndim != 1:
+        raise ConfigError(f"expected a number or a list of numbers for {name}; got {value!r:.60}")
     if not np.isscalar(value) and len(given) != count:
         raise ConfigError(f"expected one number or {count} of them for {name}; got {len(given)}")
     bad = given[~(np.isfinite(given) & (given >= 0))]

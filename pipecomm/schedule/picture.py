@@ -29,6 +29,8 @@ _SUFFIXES = (".png", ".svg", ".json")
 _MIN_LABEL_SHARE = 0.012
 # More bars than anyone can tell apart; they would take minutes and gigabytes.
 _MAX_BARS = 50_000
+# More rows make an image of more pixels than matplotlib draws.
+_MAX_RANKS = 400
 
 
 class Recorded(Protocol):
@@ -134,6 +136,11 @@ def _write_picture(path: Path, bars: list[_Bar], title: str, num_rows: int) -> N
             "or write a trace (.json)"
         ) from None
     ranks = 1 + max(bar.rank for bar in bars)
+    if ranks > _MAX_RANKS:
+        raise ConfigError(
+            f"expected at most {_MAX_RANKS} ranks in a picture; got {ranks:,}; write a trace "
+            "(.json) or draw fewer"
+        )
     end_s = max(bar.end_s for bar in bars)
     figure = Figure(figsize=(14, 1.4 + 0.4 * num_rows * ranks), layout="constrained")
     FigureCanvasAgg(figure)

@@ -98,7 +98,7 @@ class Placement:
     def num_stages(self) -> int:
         return len(self.rank_of)
 
-    @property
+    @functools.cached_property
     def num_ranks(self) -> int:
         return max(self.rank_of) + 1
 
@@ -109,7 +109,7 @@ class Placement:
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages of a rank, in order."""
-        return tuple(stage for stage, holder in enumerate(self.rank_of) if holder == rank)
+        return self._held[rank] if 0 <= rank < len(self._held) else ()
 
     def peers_of(self, rank: int) -> tuple[int, ...]:
         """The ranks with which a rank exchanges messages, in order."""
@@ -166,6 +166,14 @@ class Placement:
             ]
             for kind in Kind
         }
+
+    @functools.cached_property
+    def _held(self) -> list[tuple[int, ...]]:
+        """By rank; builders ask for each of thousands."""
+        held: list[list[int]] = [[] for _ in range(self.num_ranks)]
+        for stage, rank in enumerate(self.rank_of):
+            held[rank].append(stage)
+        return [tuple(stages) for stages in held]
 
     @functools.cached_property
     def _hops(self) -> dict[tuple[Direction, int], Hop]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from pipecomm.errors import ConfigError
 from pipecomm.schedule.action import KINDS
 from pipecomm.schedule.check import check_lists, walk_or_explain
 from pipecomm.schedule.costs import Costs, expand, timing_of
@@ -57,6 +58,8 @@ def simulate(schedule: ScheduleData, costs: Costs, progress: Progress | None = N
     walked = walk_or_explain(schedule, timing_of(costs, schedule.num_stages), progress)
     last_s = float(walked.clock_s.max())
     step_s = max(last_s, _reductions_end_s(schedule, costs, walked))
+    if not math.isfinite(step_s):
+        raise ConfigError(f"expected costs that add up to a finite step; got {step_s} s")
     busy = (walked.busy_s / step_s).tolist() if step_s else [1.0] * len(walked.busy_s)
     return Simulation(
         step_s=step_s,

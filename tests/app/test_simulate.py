@@ -54,7 +54,7 @@ def test_costs_come_from_a_file_and_options_before_it(
     assert (found["step_s"], found["peak_nbytes"]) == (4, [2**30])
     assert document(capsys, *words, "--forward-ms", "3000")["step_s"] == 8
     assert main(["simulate", *words]) == 0
-    assert "1 microbatches in memory, 1 GiB" in capsys.readouterr().out
+    assert "1 microbatch in memory, 1 GiB" in capsys.readouterr().out
 
 
 def test_schedule_of_a_file_is_simulated(
@@ -102,7 +102,7 @@ def test_comparison_shows_every_schedule_and_says_which_to_take(
     assert "(several updates a step)" in lines["pipedream"]
     assert text.splitlines()[-1] == "take zb-v (the fastest with one update a step)"
     assert main([*words, "--memory-limit", "1"]) == 0
-    assert "take sequential under 1 microbatches" in capsys.readouterr().out
+    assert "take sequential under 1 microbatch (" in capsys.readouterr().out
     assert main([*words, "--memory-limit", "0.5"]) == 0
     assert "no schedule keeps to 0.5 microbatches" in capsys.readouterr().out
 
@@ -163,3 +163,37 @@ def test_bar_is_shown_on_a_terminal_after_two_seconds_only(
         bar(0.5)
         assert bar._shown is None
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--compare", "--plot", "step.svg"], "--plot with one schedule only; got step.svg"),
+        (["--compare", "--update-every", "4"], "--update-every with --schedule pipedream-2bw"),
+        (["--memory-limit", "4"], "--memory-limit with --compare only; got 4"),
+        (["--max-activations", "4"], "--max-activations with --schedule planned only; got 4"),
+        (["--csv", "mine.csv", "--stages", "7"], "--stages with schedules by name: a file has"),
+        (["--csv", "mine.csv", "--microbatches", "7"], "--microbatches with schedules by name"),
+        (["--compare", "--forward-ms", "1,2,3"], "one number or 4 of them for forward_s; got 3"),
+        (["--compare", "--transfer-ms", "1,2"], "one number or 3 of them for forward_transfer_s"),
+        (["--microbatches", "1000000000000"], "at most 100,000,000 stages times microbatches"),
+    ],
+)
+def test_option_that_cannot_have_its_effect_is_refused(
+    capsys: pytest.CaptureFixture[str], words: list[str], text: str
+) -> None:
+    assert text in refusal(capsys, *words)
+
+
+def test_one_rank_with_costs_by_link_has_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--compare", "--stages", "1", "--microbatches", "2", "--costs"]
+    assert main(["simulate", *words[:-1]]) == 0
+    assert "take " in capsys.readouterr().out
+
+
+def test_full_disk_is_an_error_without_a_traceback(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    full = tmp_path / "full.json"
+    full.symlink_to("/dev/full")
+    assert "No space left on device" in refusal(capsys, "--plot", str(full))

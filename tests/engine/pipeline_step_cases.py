@@ -47,7 +47,7 @@ def few_microbatches(rank: int, size: int) -> dict[str, float]:
             schedule=schedule,
             num_microbatches=number,
         )
-        for schedule in ("gpipe", "1f1b")
+        for schedule in ("sequential", "gpipe", "1f1b")
         for number in (1, 2, 3)
     }
 

@@ -72,7 +72,7 @@ def test_step_equals_unsplit_model(results: Any, size: int, case: Callable[..., 
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", ["sequential", "gpipe", "1f1b"])
 @pytest.mark.parametrize("num_microbatches", [1, 2, 3])
 def test_any_number_of_microbatches_equals_unsplit_model(
     results: Any, size: int, schedule: str, num_microbatches: int

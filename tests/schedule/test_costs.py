@@ -106,3 +106,32 @@ def test_file_that_is_no_costs_says_which_field(text: str, message: str, tmp_pat
 def test_costs_that_cannot_be_are_refused(costs: Costs, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         timing_of(costs, 3)
+
+
+@pytest.mark.parametrize(
+    ("costs", "text"),
+    [
+        (Costs(forward_s=10**400), "a number or a list of numbers for forward_s; got 1000"),
+        (Costs(forward_s="many"), "forward_s"),  # type: ignore[arg-type]
+        (Costs(forward_s=[[1.0], [2.0]]), "a number or a list of numbers for forward_s"),  # type: ignore[list-item]
+        (Costs(slots=2**63), "slots of 0 or more and less than 2\\^63; got 9223372036854775808"),
+        (Costs(max_in_flight=-1), "max_in_flight of 0 or more; got -1"),
+        (Costs(1e308, 1e308), "costs that add up to a finite step; got inf s"),
+    ],
+)
+def test_numbers_that_no_step_can_have_are_refused(costs: Costs, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        build("gpipe", 2, 2).simulate(costs)
+
+
+def test_costs_by_link_are_counted_before_stages_are_cut() -> None:
+    with pytest.raises(ConfigError, match="one number or 2 of them for latency_s; got 3"):
+        Costs(latency_s=[1.0, 2.0, 3.0]).on(Placement.looped(6, 3))
+    assert Costs(latency_s=[]).on(Placement.looped(2, 1)).latency_s == [1.0]
+
+
+def test_file_nested_beyond_what_is_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match="expected a JSON object of costs"):
+        read_costs(path)

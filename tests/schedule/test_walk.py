@@ -100,7 +100,7 @@ def test_messages_on_their_way_are_no_more_than_the_limit() -> None:
 def test_progress_is_told_while_a_long_walk_goes_on() -> None:
     shares: list[float] = []
     walk(build("gpipe", 64, 4096), timing(64), shares.append)
-    assert len(shares) == 1
+    assert len(shares) == 5
     assert 0 < shares[0] < 1
 
 

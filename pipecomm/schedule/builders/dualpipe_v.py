@@ -35,7 +35,7 @@ def row(rank: int, placement: Placement, num_microbatches: int) -> Row:
     writer.repeat(2 * num_after, (Kind.F, down))
     writer.repeat(rank + 1, (Kind.F, down), (Kind.F, up))
     writer.repeat(num_after, (Kind.I, up), (Kind.W, up), (Kind.F, up))
-    writer.repeat(
+    writer.turns.repeat(
         num_microbatches - placement.num_stages + rank + 1,
         *((Kind.F, down), (Kind.B, up), (Kind.F, up), (Kind.B, down)),
     )
@@ -62,4 +62,5 @@ class _Writer:
             for kind, stage in actions:
                 if kind is Kind.I:
                     self._waiting.append(stage)
-                self.turns.add(kind, self._waiting.popleft() if kind is Kind.W else stage)
+                taken = self._waiting.popleft() if kind is Kind.W else stage
+                self.turns.repeat(1, (kind, taken))

@@ -29,6 +29,9 @@ from pipecomm.schedule.schedule import Schedule
 
 __all__ = ["build", "known_schedules"]
 
+# Lists of more do not fit into the memory of most machines: some 10 GB, walked.
+_MAX_SIZE = 100_000_000
+
 
 class _Named(NamedTuple):
     # (num_stages, num_ranks); raises ConfigError for sizes that the schedule has no form for.
@@ -105,6 +108,11 @@ def build(
     if num_ranks is None:
         num_ranks = max(1, num_stages // named.stages_per_rank)
     require_count("num_ranks", num_ranks)
+    if num_stages * num_microbatches > _MAX_SIZE:
+        raise ConfigError(
+            f"{name.lower()}: expected at most {_MAX_SIZE:,} stages times microbatches; got "
+            f"{num_stages:,} times {num_microbatches:,}"
+        )
     unknown = [option for option in options if option not in named.options]
     if unknown:
         takes = ", ".join(named.options) or "none"

@@ -51,23 +51,24 @@ def check_batches(num_microbatches: int, every: int) -> None:
 
 
 class Turns:
-    """A row written action by action: each takes the next microbatch of its kind and stage."""
+    """A row written in repeated parts: each action takes the next microbatch of its stage."""
 
     def __init__(self) -> None:
-        self._actions: list[tuple[int, int, int]] = []
-        self._next: dict[tuple[Kind, int], int] = {}
+        self._actions: list[tuple[int, int]] = []
 
-    def count(self, kind: Kind, stage: int) -> int:
-        """How many there are; a whole backward counts as both of its parts."""
-        return self._next.get((kind, stage), 0)
-
-    def add(self, kind: Kind, stage: int) -> None:
-        number = self.count(Kind.I if kind is Kind.B else kind, stage)
-        self._actions.append((kind.index, stage, number))
-        for part in (Kind.I, Kind.W) if kind is Kind.B else (kind,):
-            self._next[part, stage] = self.count(part, stage) + 1
+    def repeat(self, times: int, *actions: tuple[Kind, int]) -> None:
+        """The kinds with their stages, so many times; below 1: not at all."""
+        self._actions += [(kind.index, stage) for kind, stage in actions] * times
 
     def row(self, num_microbatches: int) -> Row:
         """What was written, less microbatches beyond so many."""
-        row = np.array(self._actions, np.int32).reshape(-1, 3)
-        return row[row[:, 2] < num_microbatches]
+        kinds, stages = np.array(self._actions, np.int32).reshape(-1, 2).T
+        numbers = np.empty_like(kinds)
+        for stage in np.unique(stages):
+            # A whole backward counts as both of its parts; its own number is that of I.
+            for same in ((Kind.F,), (Kind.W, Kind.B), (Kind.I, Kind.B)):
+                indices = [kind.index for kind in same]
+                counted = np.flatnonzero((stages == stage) & np.isin(kinds, indices))
+                numbers[counted] = np.arange(len(counted))
+        row = np.stack([kinds, stages, numbers], axis=1)
+        return row[numbers < num_microbatches]

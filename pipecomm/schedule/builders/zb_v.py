@@ -26,37 +26,17 @@ def row(rank: int, placement: Placement, num_microbatches: int) -> Row:
     Below 2P-1 microbatches it is that of 2P-1 with the others left out.
     """
     down, up = placement.stages_of(rank)
-    num_below = placement.num_ranks - rank
+    num_ranks, num_below = placement.num_ranks, placement.num_ranks - rank
+    num_forwards = max(num_microbatches, 2 * num_ranks - 1)
+    steady = ((Kind.I, down), (Kind.W, down), (Kind.F, up), (Kind.I, up), (Kind.W, up))
     turns = Turns()
-    _warm_up(turns, down, up, num_before=rank, num_below=num_below)
-    num_forwards = max(num_microbatches, 2 * placement.num_ranks - 1)
-    while turns.count(Kind.F, up) < num_forwards:
-        if turns.count(Kind.F, down) < num_forwards:
-            turns.add(Kind.F, down)
-        for kind, stage in _STEADY:
-            turns.add(kind, (down, up)[stage])
-    for _ in range(rank):
-        turns.add(Kind.I, down)
-        turns.add(Kind.I, up)
-    for _ in range(num_below):
-        turns.add(Kind.I, down)
-        turns.add(Kind.W, down)
-    for stage in (up, down):
-        while turns.count(Kind.W, stage) < turns.count(Kind.I, stage):
-            turns.add(Kind.W, stage)
+    turns.repeat(2 * num_below - 1, (Kind.F, down))
+    turns.repeat(rank, (Kind.F, up), (Kind.F, down))
+    turns.repeat(num_below, (Kind.F, up), (Kind.I, up), (Kind.W, up))
+    turns.repeat(num_forwards - 2 * num_ranks + 1 + rank, (Kind.F, down), *steady)
+    turns.repeat(num_below - 1, *steady)
+    turns.repeat(rank, (Kind.I, down), (Kind.I, up))
+    turns.repeat(num_below, (Kind.I, down), (Kind.W, down))
+    turns.repeat(rank, (Kind.W, up))
+    turns.repeat(rank, (Kind.W, down))
     return turns.row(num_microbatches)
-
-
-# After the forward of the stage going down, 0; 1 is the one going up.
-_STEADY = ((Kind.I, 0), (Kind.W, 0), (Kind.F, 1), (Kind.I, 1), (Kind.W, 1))
-
-
-def _warm_up(turns: Turns, down: int, up: int, *, num_before: int, num_below: int) -> None:
-    for _ in range(2 * num_below - 1):
-        turns.add(Kind.F, down)
-    for _ in range(num_before):
-        turns.add(Kind.F, up)
-        turns.add(Kind.F, down)
-    for _ in range(num_below):
-        for kind in (Kind.F, Kind.I, Kind.W):
-            turns.add(kind, up)

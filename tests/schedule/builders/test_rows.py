@@ -58,7 +58,7 @@ def test_updates_follow_the_end_of_a_backward_whole_or_split() -> None:
     assert texts(with_updates(row, 2)) == "0F0 0F1 0B0 0F2 0B1 0U1 0F3 0B2 0B3 0U3"
     turns = Turns()
     for kind in (Kind.F, Kind.I, Kind.W):
-        turns.add(kind, 1)
+        turns.repeat(1, (kind, 1))
     assert texts(with_updates(turns.row(1), 1)) == "1F0 1I0 1W0 1U0"
 
 
@@ -72,10 +72,17 @@ def test_turns_number_each_kind_of_each_stage_and_a_whole_backward_is_both_parts
         (Kind.I, 0),
         (Kind.W, 0),
     ):
-        turns.add(kind, stage)
+        turns.repeat(1, (kind, stage))
     assert texts(turns.row(2)) == "0F0 3F0 0F1 0B0 0I1 0W1"
     assert texts(turns.row(1)) == "0F0 3F0 0B0"
-    assert (turns.count(Kind.W, 0), turns.count(Kind.F, 1)) == (2, 0)
+
+
+def test_turns_repeat_their_actions_and_none_below_once() -> None:
+    turns = Turns()
+    turns.repeat(2, (Kind.F, 0), (Kind.B, 0))
+    turns.repeat(0, (Kind.F, 0))
+    turns.repeat(-1, (Kind.F, 1))
+    assert texts(turns.row(2)) == "0F0 0B0 0F1 0B1"
 
 
 def test_batches_that_leave_a_rest_are_refused_with_the_nearest_that_do_not() -> None:
