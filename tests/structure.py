@@ -20,6 +20,7 @@ CPP_MAY_INCLUDE = {
     "device": {"base"},
     "codec": {"base"},
     "memory": {"base", "device"},
+    "replay": {"base", "memory"},
     "sockets": {"base", "memory"},
     "wire": {"base", "memory", "codec"},
     "ways": {"base", "device", "memory", "codec"},
@@ -41,7 +42,10 @@ CPP_MAY_INCLUDE = {
         *("transport/api", "transport/progress", "transport/remote", "transport/group"),
     },
     "python": {"base"},
-    "bindings": {"base", "device", "memory", "codec", "wire", "python", "transport/api"},
+    "bindings": {
+        *("base", "device", "memory", "codec", "wire", "python", "replay"),
+        "transport/api",
+    },
     "torch": {"base", "device", "memory", "codec", "wire", "python", "transport/api"},
 }
 # Start of a foreign header's path -> the only folders that may include it.
@@ -65,12 +69,13 @@ PYTHON_ROOMS = {
     "schedule": {"errors"},
     "codecs": {"errors", "_native", "addressable"},
     "memory": {"errors", "_native", "device"},
+    "replay": {"errors", "_native", "memory", "schedule"},
     "links": {"errors", "_native", "addressable", "outcome", "codecs", "memory"},
     "engine": {"errors", "addressable", "device", "schedule", "codecs", "memory", "links"},
     "drop_in": {"errors", "_native", "codecs", "links"},
     "app": {
         *("errors", "_version", "_native", "outcome"),
-        *("schedule", "codecs", "links", "engine", "drop_in"),
+        *("schedule", "codecs", "links", "engine", "drop_in", "replay"),
     },
 }
 # Public names of what is in the rooms; no room imports them.
