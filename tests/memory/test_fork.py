@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import traceback
 from collections.abc import Callable
@@ -13,15 +14,18 @@ import torch
 from pipecomm._native import core
 from pipecomm.errors import PoolExhaustedError
 from pipecomm.memory import MemoryPool
+from tests.patience import patient
 
 MIB = 1 << 20
 
 
 def run_in_child(work: Callable[[], None]) -> None:
-    """Fork; the child runs `work` and ends without Python's clean-up."""
+    """Fork; the child runs `work`, in 60 s at most, and ends without Python's clean-up."""
     pid = os.fork()
     if pid == 0:
         code = 1
+        signal.alarm(int(patient(60)))
+        torch.set_num_threads(1)  # OpenMP's threads stayed with the parent
         try:
             work()
             code = 0
