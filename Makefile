@@ -15,7 +15,7 @@ export PIPECOMM_WERROR ?= 1
 PHASES := build/phases
 $(shell rm -f $(PHASES))
 
-.PHONY: help install demo test lint format cpp-test sanitize fuzz soak kills device-check clean distclean
+.PHONY: help install demo test test-slow lint format cpp-test sanitize fuzz soak kills device-check clean distclean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -26,8 +26,14 @@ demo: $(VENV)/installed ## Train a byte-level GPT over two stages, raw and 4-bit
 	@tools/phase "Training" $(BIN)/pipecomm train --compare --link-mbps auto $(ARGS)
 	@cat $(PHASES)
 
-test: $(VENV)/installed ## Run all Python tests (ARGS="-k codec" for some of them)
-	$(BIN)/pytest -p no:cacheprovider -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+# One worker more than the smallest machine has processors: a test often waits.
+PYTEST := $(BIN)/pytest -p no:cacheprovider -n 3 --dist loadfile --no-loadscope-reorder
+
+test: $(VENV)/installed ## Run the Python tests (ARGS="-k codec" for some of them)
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-slow: $(VENV)/installed ## Run those that take longer: more cases, longer benchmarks, more builds
+	$(PYTEST) -m slow $(ARGS)
 
 lint: $(VENV)/installed ## Check style and types
 	$(BIN)/ruff check .

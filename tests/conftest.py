@@ -13,9 +13,12 @@ from tests import patience
 LONG = (
     "test_install",
     "test_benchmarks",
+    "test_first_cause",
     "test_train",
     "test_hosts_faults",
+    "test_kills",
     "test_transport_faults",
+    "test_part",
     "test_docs",
     "test_bridge",
     "test_launcher",

@@ -1,8 +1,7 @@
 """What ranks do while one of them is killed (tests/kills.py); each job ends with the loss it saw.
 
-A job is fn(rank, size, store_path, connected, seed, start_s): `connected` is a semaphore that each
-rank releases once it is connected, `seed` decides all that is random, and `start_s` is the time to
-connect in: a rank that dies before is missed by nobody until then.
+A job is fn(rank, size, store_path, start, seed): `start` tells how the ranks meet, and `seed`
+decides all that is random.
 """
 
 from __future__ import annotations
@@ -24,13 +23,40 @@ from pipecomm.errors import PipecommError
 from pipecomm.links.link import Links
 from pipecomm.links.rendezvous import connect
 from pipecomm.memory.pool import default_pool
-from tests.drop_in.backend_ranks import init
 
 LIMIT_S = 60.0
 # Receives are posted this much later than the sends of the same round.
 MAX_BUSY_S = 3.0
 # Bytes of a message: far below, around and far above the ring, which takes 4 MiB.
 LATE_NBYTES = (4, 100_000, 3 << 20, 4 << 20, 5 << 20, 64 << 20)
+
+
+@dataclass(frozen=True)
+class Start:
+    """How ranks meet of which one may be killed.
+
+    `port`: of a TCPStore that outlives them all. (In a FileStore, torch waits without an end for
+    the rest of what a killed rank was writing.) `limit_s`: the time to connect in: a rank that dies
+    before is missed by nobody until then. Each rank releases `connected` once it is.
+    """
+
+    port: int
+    limit_s: float
+    connected: Any
+
+    def store(self) -> dist.Store:
+        return dist.TCPStore("127.0.0.1", self.port, is_master=False)
+
+    def connect_backend(self, rank: int, size: int) -> None:
+        dist.init_process_group(
+            "pipecomm",
+            rank=rank,
+            world_size=size,
+            store=self.store(),
+            timeout=timedelta(seconds=self.limit_s),
+        )
+        assert dist.group.WORLD is not None
+        dist.group.WORLD.set_timeout(timedelta(seconds=LIMIT_S))
 
 
 @dataclass(frozen=True)
@@ -47,17 +73,16 @@ def exchange_batches(
     rank: int,
     size: int,
     store_path: str,
-    connected: Any,
+    start: Start,
     seed: str,
-    start_s: float,
     ends_s: float = float("inf"),
 ) -> Loss | None:
     """Batches of random size between all, until rank 0 says after `ends_s` that it is the last."""
     is_connected = False
     try:
-        _connect_backend(rank, size, store_path, start_s)
+        start.connect_backend(rank, size)
         is_connected = True
-        connected.release()
+        start.connected.release()
         rng, end = random.Random(seed), time.monotonic() + ends_s
         is_last = False
         while not is_last:
@@ -66,11 +91,6 @@ def exchange_batches(
     except (PipecommError, dist.DistError) as error:
         return Loss(str(error), time.monotonic(), is_connected)
     return None
-
-
-def _connect_backend(rank: int, size: int, store_path: str, start_s: float) -> None:
-    init(rank, size, store_path, timeout=timedelta(seconds=start_s))
-    dist.group.WORLD.set_timeout(timedelta(seconds=LIMIT_S))
 
 
 def _exchange(rank: int, size: int, numel: int, is_over: bool) -> bool:
@@ -88,16 +108,16 @@ def _exchange(rank: int, size: int, numel: int, is_over: bool) -> bool:
     return is_over if rank == 0 else int(got[0][0]) >= size
 
 
-def train(rank: int, size: int, store_path: str, connected: Any, seed: str, start_s: float) -> Loss:
+def train(rank: int, size: int, store_path: str, start: Start, seed: str) -> Loss:
     is_connected = False
     try:
-        init(rank, size, store_path, timeout=timedelta(seconds=start_s))
+        start.connect_backend(rank, size)
         stage = nn.Sequential(nn.Linear(64, 64), nn.Tanh())
         with Pipeline(
-            stage, num_microbatches=8, loss_fn=nn.functional.mse_loss, timeout_s=start_s
+            stage, num_microbatches=8, loss_fn=nn.functional.mse_loss, timeout_s=start.limit_s
         ) as pipeline:
             is_connected = True
-            connected.release()
+            start.connected.release()
             rows = torch.ones(64, 64)
             while True:
                 pipeline.train_step(rows if rank == 0 else None, rows if rank == size - 1 else None)
@@ -111,9 +131,7 @@ Send = Callable[[Tensor, int], Callable[[], Any]]
 Receive = Callable[[Tensor, int], Tensor]
 
 
-def backend_late(
-    rank: int, size: int, store_path: str, connected: Any, seed: str, start_s: float
-) -> Loss:
+def backend_late(rank: int, size: int, store_path: str, start: Start, seed: str) -> Loss:
     """Sends at once, computes, and receives then, through the backend."""
 
     def send(tensor: Tensor, peer: int) -> Callable[[], Any]:
@@ -126,22 +144,24 @@ def backend_late(
         dist.recv(got, peer)
         return got
 
-    def start() -> tuple[Send, Receive]:
-        _connect_backend(rank, size, store_path, start_s)
+    def connect_all() -> tuple[Send, Receive]:
+        start.connect_backend(rank, size)
         return send, receive
 
-    return _receive_late(rank, size, connected, seed, start)
+    return _receive_late(rank, size, start.connected, seed, connect_all)
 
 
-def engine_late(
-    rank: int, size: int, store_path: str, connected: Any, seed: str, start_s: float
-) -> Loss:
+def engine_late(rank: int, size: int, store_path: str, start: Start, seed: str) -> Loss:
     """The same through the engine's links, where the loss of any rank ends all."""
 
-    def start() -> tuple[Send, Receive]:
-        store = dist.FileStore(store_path, size)
+    def connect_all() -> tuple[Send, Receive]:
         communicator = connect(
-            store, rank, size, name="late", timeout_s=start_s, pool=default_pool()
+            start.store(),
+            rank,
+            size,
+            name="late",
+            timeout_s=start.limit_s,
+            pool=default_pool(),
         )
         links = Links(communicator, LIMIT_S)
         links.begin_step(1)
@@ -158,17 +178,17 @@ def engine_late(
 
         return send, receive
 
-    return _receive_late(rank, size, connected, seed, start)
+    return _receive_late(rank, size, start.connected, seed, connect_all)
 
 
 def _receive_late(
-    rank: int, size: int, connected: Any, seed: str, start: Callable[[], tuple[Send, Receive]]
+    rank: int, size: int, connected: Any, seed: str, connect_all: Callable[[], tuple[Send, Receive]]
 ) -> Loss:
     common, own = random.Random(seed), random.Random(f"{seed}/{rank}")
     peers = [peer for peer in range(size) if peer != rank]
     is_connected, waited_from_s = False, 0.0
     try:
-        send, receive = start()
+        send, receive = connect_all()
         is_connected = True
         connected.release()
         while True:
@@ -192,3 +212,5 @@ JOBS: dict[str, Callable[..., Any]] = {
     "backend late": backend_late,
     "engine late": engine_late,
 }
+# Those of which every survivor tells the others, as it ends, which rank was lost.
+FAIL_TOGETHER = ("train", "engine late")

@@ -23,7 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.kill_jobs import JOBS, LIMIT_S, Loss, exchange_batches
+import torch.distributed as dist
+
+from tests.kill_jobs import FAIL_TOGETHER, JOBS, LIMIT_S, Loss, Start, exchange_batches
 from tests.ranks import run_ranks
 
 SIZE = 4
@@ -63,11 +65,12 @@ def kill_one(rng: random.Random, start_s: float = START_S) -> Kill:
         killed_at_s = time.monotonic()
         _signal(pids[victim], signal.SIGKILL)
 
-    args = (connected, str(rng.random()), start_s)
+    store = _store()
     outcomes = run_ranks(
         SIZE,
         JOBS[job],
-        *args,
+        Start(store.port, start_s, connected),
+        str(rng.random()),
         timeout_s=LIMIT_S + 2 * start_s,
         env={**os.environ, **WAYS[way]},
         meanwhile=strike,
@@ -79,7 +82,7 @@ def kill_one(rng: random.Random, start_s: float = START_S) -> Kill:
         victim=victim,
         was_connected=all(loss.was_connected for loss in losses),
         seconds=max((_seconds(loss, killed_at_s) for loss in losses), default=0.0),
-        problems=tuple(_problems(outcomes, victim, way, killed_at_s)),
+        problems=tuple(_problems(outcomes, victim, job, way, killed_at_s)),
     )
 
 
@@ -88,14 +91,15 @@ def _seconds(loss: Loss, killed_at_s: float) -> float:
 
 
 def _problems(
-    outcomes: list[tuple[str, Any]], victim: int, way: str, killed_at_s: float
+    outcomes: list[tuple[str, Any]], victim: int, job: str, way: str, killed_at_s: float
 ) -> Iterator[str]:
     for rank, (kind, value) in enumerate(outcomes):
         if not (_was_killed((kind, value)) if rank == victim else isinstance(value, Loss)):
             yield f"rank {rank}: {kind}: {_brief(value)}"
         if not isinstance(value, Loss):
             continue
-        causes = {victim, *(_ended_before(value, outcomes) if way == "tcp" else ())}
+        is_told_by_peer = way == "tcp" and job not in FAIL_TOGETHER
+        causes = {victim, *(_ended_before(value, outcomes) if is_told_by_peer else ())}
         if not any(re.search(rf"\b(rank|ranks) ([\d, ]*\b)?{r}\b", value.error) for r in causes):
             yield f"does not name rank {victim}: {value.error}"
         seconds = _seconds(value, killed_at_s)
@@ -104,10 +108,17 @@ def _problems(
 
 
 def _ended_before(loss: Loss, outcomes: list[tuple[str, Any]]) -> Iterator[int]:
-    """Survivors whose own end may be seen first: connections do not wait for each other."""
+    """Survivors whose own end may be seen first: connections do not wait for each other, and a
+    rank of the backend does not tell of a loss that is no matter of the peer's.
+    """
     for rank, (_, value) in enumerate(outcomes):
         if isinstance(value, Loss) and value.at_s < loss.at_s:
             yield rank
+
+
+def _store() -> dist.TCPStore:
+    """One that no rank can leave half written."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 def _random_moment(rng: random.Random, start_s: float) -> tuple[Callable[[], None], Any]:
@@ -144,7 +155,8 @@ def stop_one(rng: random.Random, start_s: float = START_S) -> list[str]:
         _signal(pids[victim], signal.SIGCONT)
 
     ends_s = LAST_MOMENT_S + STOPPED_S + 1
-    args = (connected, str(rng.random()), start_s, ends_s)
+    store = _store()
+    args = (Start(store.port, start_s, connected), str(rng.random()), ends_s)
     outcomes = run_ranks(SIZE, exchange_batches, *args, timeout_s=LIMIT_S, meanwhile=strike)
     return [
         f"rank {rank} when rank {victim} was stopped: {kind}: {_brief(value)}"
@@ -157,7 +169,8 @@ def start_all(seed: int) -> float:
     """The seconds in which ranks that nobody kills start, connect, exchange a batch and end."""
     connected: Any = multiprocessing.get_context("forkserver").Semaphore(0)
     start = time.monotonic()
-    args = (connected, str(seed), LIMIT_S, 0.0)
+    store = _store()
+    args = (Start(store.port, LIMIT_S, connected), str(seed), 0.0)
     outcomes = run_ranks(SIZE, exchange_batches, *args, timeout_s=LIMIT_S)
     if outcomes != [("ok", None)] * SIZE:
         raise AssertionError(f"expected ranks that start and end; got {outcomes}")

@@ -26,6 +26,9 @@ __all__ = ["RankFailure", "run_ranks", "spawn_ranks"]
 
 # Given to a rank to print its stacks before it is killed.
 _GRACE_S = 1.0
+# Every start of a process looks after all children, those of other threads too, and an exit code
+# can be read once only: without the lock one of two threads would get 255.
+_CHILDREN = threading.Lock()
 # What the server imports before it forks.
 _PRELOADED = ["torch", "torch.distributed", "pipecomm"]
 
@@ -100,7 +103,8 @@ def run_ranks(
             for r in range(size)
         ]
         for process in processes:
-            process.start()
+            with _CHILDREN:
+                process.start()
         for _, writer in pipes:
             writer.close()
         if meanwhile is not None:
@@ -113,8 +117,7 @@ def run_ranks(
                 try:
                     outcomes[rank] = reader.recv()  # type: ignore[union-attr]
                 except EOFError:
-                    processes[rank].join(5)
-                    outcomes[rank] = ("died", processes[rank].exitcode)
+                    outcomes[rank] = ("died", _exit_code(processes[rank], 5))
         _stop(processes)
     return outcomes
 
@@ -142,12 +145,20 @@ def _text(value: Any) -> str:
     return value[1] if isinstance(value, tuple) else str(value)
 
 
+def _exit_code(process: Any, limit_s: float) -> int | None:
+    """Once it has ended, which it has this time for; else None."""
+    wait([process.sentinel], timeout=limit_s)
+    with _CHILDREN:
+        code: int | None = process.exitcode
+        return code
+
+
 def _stop(processes: list[Any]) -> None:
     for process in processes:
-        process.join(0 if process.exitcode is not None else _GRACE_S)
-        if process.is_alive() and process.pid is not None:
+        if _exit_code(process, _GRACE_S) is None and process.pid is not None:
             with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
                 os.kill(process.pid, signal.SIGUSR1)
-            process.join(_GRACE_S)
-            process.kill()
-            process.join()
+            if _exit_code(process, _GRACE_S) is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+                _exit_code(process, 60)

@@ -23,6 +23,7 @@ SHORT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", sorted({*NAMES} - NEEDS_A_GPU - {"p2p.py", "overlap.py", "shaped_link.py"})
 )
@@ -57,6 +58,7 @@ def _column(table: str, title: str) -> list[float]:
     return [float(row[index]) for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(why_impossible()), reason=why_impossible())
 def test_step_over_a_shaped_link_sends_fewer_bytes_with_fewer_bits() -> None:
     table = _run("shaped_link.py", "--rounds", "2", "--rates", "1gbit")
@@ -64,6 +66,7 @@ def test_step_over_a_shaped_link_sends_fewer_bytes_with_fewer_bits() -> None:
     assert raw > 3 * int8 > 4 * int4 > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [["--warmup", "0"], ["--warmup", "5", "--rounds", "2"]])
 def test_quick_p2p_ends_within_a_minute_with_one_table(options: list[str]) -> None:
     table = _run("p2p.py", "--quick", *options, timeout_s=60)
@@ -76,11 +79,13 @@ def test_quick_p2p_ends_within_a_minute_with_one_table(options: list[str]) -> No
         assert 0 < low <= middle <= high
 
 
+@pytest.mark.slow
 def test_full_p2p_says_first_how_long_it_will_take() -> None:
     output = _run("p2p.py", "--rounds", "2")
     assert "about " in output.split("┏")[0]
 
 
+@pytest.mark.slow
 def test_overlap_lies_between_nothing_and_all() -> None:
     table = _run("overlap.py", "--rounds", "2")
     assert all(0 <= percent <= 100 for percent in _column(table, "overlap_%"))

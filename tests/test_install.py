@@ -24,6 +24,8 @@ import pytest
 from tests import mounts
 from tests.patience import patient
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 BUILD_TOOLS = ("pip", "setuptools", "_distutils_hack", "packaging", "cmake", "ninja", "pybind11")
 FAST = "-ffast-math -funsafe-math-optimizations -ffinite-math-only -fno-signed-zeros"

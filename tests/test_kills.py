@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests import kills
+from tests.kill_jobs import Start
 from tests.ranks import run_ranks
 
 
@@ -28,17 +29,13 @@ def test_stopped_rank_is_not_taken_for_lost(monkeypatch: pytest.MonkeyPatch) -> 
     assert kills.stop_one(random.Random(0)) == []
 
 
-def _bad_ends(
-    rank: int, size: int, store_path: str, connected: Any, seed: str, start_s: float
-) -> kills.Loss | None:
+def _bad_ends(rank: int, size: int, store_path: str, start: Start, seed: str) -> kills.Loss | None:
     """What `kill_one` must not take for good: a silent end, a hang, an error about another."""
-    connected.release()
-    if rank == 3:
-        time.sleep(60)
+    start.connected.release()
+    if rank in (1, 3):
+        time.sleep(600)
     if rank == 0:
         return None
-    if rank == 1:
-        time.sleep(60)
     return kills.Loss("lost somebody: rank 33", time.monotonic(), True)
 
 
@@ -47,6 +44,7 @@ def test_survivor_that_hangs_or_names_somebody_else_is_a_problem(
 ) -> None:
     monkeypatch.setattr(kills, "JOBS", {"bad": _bad_ends})
     monkeypatch.setattr(kills, "LIMIT_S", 3.0)
+    monkeypatch.setattr("tests.ranks.patient", lambda seconds: seconds)
     rng = random.Random(0)
     monkeypatch.setattr(rng, "randrange", lambda _: 3)
     problems = kills.kill_one(rng, start_s=4.0).problems

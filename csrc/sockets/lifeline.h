@@ -27,6 +27,7 @@ enum class ControlKind : std::uint32_t {
   source_made = 10,  // to the receiver: segment number `value` of this process, for records that tell where to read
   source_gone = 11,  // it has gone back to the system, and no record tells of it any more
   parking = 12,      // to a sender: nothing more is taken from it, text says why; without a text: something is again
+  gave_up = 13,      // a lost rank has ended all transfers of this process; text names it
 };
 
 struct Control {

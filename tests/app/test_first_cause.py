@@ -1,17 +1,23 @@
 """Which rank a failed job names: the first cause, whoever reacts first, in pipelines of three.
 
-Each rank trains in a script of its own; one of them does something else after some steps.
+Each rank trains in a script of its own, or in `pipecomm train`; one of them does something else
+after some steps.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from pipecomm.app.launcher import Outcome, launch
+from tests.patience import patient
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -61,13 +67,21 @@ WAYS = {
 }
 
 
+def ways_and_causes(*ways: str) -> list[ParameterSet]:
+    """Every way in every rank; those are slow that are not the first of their way."""
+    return [
+        pytest.param(way, cause, marks=[] if cause == index % 3 else pytest.mark.slow)
+        for index, way in enumerate(ways)
+        for cause in range(3)
+    ]
+
+
 def outcome_of(how: str, cause: int, *, early: bool = False, call: str = PLAIN) -> Outcome:
     script = SCRIPT.format(root=str(ROOT), how=how, early=early, cause=cause, call=call)
     return launch([sys.executable, "-c", script], 3, on_event=lambda event: None)
 
 
-@pytest.mark.parametrize("cause", range(3))
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "cause"), ways_and_causes(*WAYS))
 def test_rank_that_ends_between_steps_is_named_with_its_code(way: str, cause: int) -> None:
     how, code, text = WAYS[way]
     outcome = outcome_of(how, cause)
@@ -85,3 +99,40 @@ def test_rank_that_ends_while_the_others_connect_is_named(way: str) -> None:
 def test_survivor_that_wraps_the_error_is_not_named() -> None:
     outcome = outcome_of("sys.exit(3)", 2, call=WRAPPED)
     assert (outcome.exit_code, "rank 2 of 3" in outcome.text) == (3, True), outcome.text
+
+
+# Found by every Python whose path has it: one rank of a training does as told instead of a step.
+MISBEHAVIOUR = """
+import ctypes, os, signal, sys
+if os.environ.get("RANK") == "{cause}":
+    from pipecomm.app.train import _Run
+    step = _Run._step
+    def misbehave(self, pipeline, number):
+        if number == 3:
+            {how}
+        return step(self, pipeline, number)
+    _Run._step = misbehave
+"""
+TRAINING = [
+    *("train", "--stages=3", "--layers=3", "--width=8", "--heads=2", "--sequence-length=8"),
+    *("--batch-size=4", "--microbatches=2", "--held-out-batches=1", "--steps=1000000", "--json"),
+]
+
+
+@pytest.mark.parametrize(("way", "cause"), ways_and_causes("raises", "exits early", "exits with 3"))
+def test_rank_that_ends_in_a_training_of_the_command_line_is_named(
+    tmp_path: Path, way: str, cause: int
+) -> None:
+    how, code, text = {**WAYS, "exits early": ("sys.exit(0)", *WAYS["returns"][1:])}[way]
+    (tmp_path / "sitecustomize.py").write_text(MISBEHAVIOUR.format(cause=cause, how=how))
+    process = subprocess.run(
+        [sys.executable, "-m", "pipecomm", *TRAINING],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=patient(120.0),
+    )
+    error = json.loads(process.stdout)["error"]
+    assert (process.returncode, f"rank {cause} of 3" in error) == (code, True), process.stderr
+    assert text in error

@@ -70,23 +70,6 @@ def test_survivors_of_a_killed_rank_raise_and_name_it(when: str) -> None:
         assert seconds < NOTICED_S
 
 
-def _die_far_away(rank: int, size: int, store_path: str) -> str:
-    links = _links(rank, size, store_path)
-    links.begin_step(1)
-    if rank == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    with pytest.raises(PeerLostError) as caught:
-        links.receive((rank + 1) % 3, direction="forward", microbatch=0).wait()
-    return str(caught.value)
-
-
-def test_loss_of_a_rank_that_is_no_neighbour_ends_a_pipeline_too() -> None:
-    outcomes = run_ranks(4, _die_far_away, timeout_s=60)
-    for rank in range(3):
-        assert outcomes[rank][0] == "ok", outcomes[rank][1]
-        assert "rank 3 is lost" in outcomes[rank][1]
-
-
 def _gives_up_while_connecting(rank: int, size: int, store_path: str) -> str:
     """Rank 2 publishes its address and does not come; rank 1 waits for it less long than rank 0."""
     store = dist.FileStore(store_path, size)

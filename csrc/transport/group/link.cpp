@@ -125,6 +125,8 @@ void Link::handle(Control& control) {
       break;
     case ControlKind::goodbye:
       if (control.text.empty()) mark_gone(ErrorKind::transport, "it closed the process group");
+      [[fallthrough]];
+    case ControlKind::gave_up:
       if (!gone_) gone_ = Error(ErrorKind::peer_lost, control.text);  // why that one has given up
       break;
     case ControlKind::lost:

@@ -32,6 +32,8 @@ void Losses::end_receives(Link& link) {
   if (link.is_lost() && fails_together_ && !together_) {
     together_ = cause;
     links_.fail_all(Error(cause.kind(), cause.what() + where_), false);
+    // Before this process ends of it: its own end, seen first, would be taken for the cause.
+    links_.for_each([&](Link& other) { other.lifeline().send(ControlKind::gave_up, 0, cause.what()); });
   }
   const auto is_waiting = [&](const TransferState& receive) { return links_.can_only_wait_for(receive, link.peer()); };
   for (const TransferPtr& receive : inbox_.take_if(is_waiting)) receive->fail(explain(*receive));
