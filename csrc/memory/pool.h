@@ -60,7 +60,7 @@ struct SnapshotEntry {
 
 // Thread-safe. A freed small block is kept for the next request of its size by a thread of the same shard; another one,
 // and those whenever memory is short, is joined with its free neighbours and handed out again by best fit. Before more
-// is taken from upstream than a 32nd of what was in use at most, free memory is moved together. Memory goes back
+// is taken from upstream than a 48th of what was in use at most, free memory is moved together. Memory goes back
 // upstream only by trim() or a lowered limit, or to make room under the limit. Blocks start at multiples of kAlignment.
 class PC_API Pool final : private ForkAware {
  public:

@@ -107,5 +107,5 @@ class LazyPoolMachine(PoolMachine):
 TestPoolMachine = PoolMachine.TestCase
 TestLazyPoolMachine = LazyPoolMachine.TestCase
 TestPoolMachine.settings = TestLazyPoolMachine.settings = hypothesis.settings(
-    max_examples=20, stateful_step_count=40, deadline=None
+    max_examples=40, stateful_step_count=40, deadline=None
 )
