@@ -171,7 +171,7 @@ class BuildExt(build_ext):
         self.cmake = find_tool("cmake") or stop(f"{needed} (or leave out --no-build-isolation).")
         c10d = load_c10d_compile()
         try:
-            compiler = c10d.find_compiler()
+            compiler = c10d.find_compiler(os.environ)
         except c10d.CompileError as error:
             stop(str(error))
         self.configure(compiler)
@@ -217,7 +217,9 @@ class BuildExt(build_ext):
         output = self.folder / str(c10d.module_name(csrc, torch_folder))
         try:
             if not output.exists():
-                c10d.compile_module(csrc, torch_folder, self.folder, output, werror=werror)
+                c10d.compile_module(
+                    csrc, torch_folder, self.folder, os.environ, output, werror=werror
+                )
         except c10d.CompileError as error:
             if werror:
                 stop(str(error))

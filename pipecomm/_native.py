@@ -7,7 +7,7 @@ import sys
 import sysconfig
 import warnings
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pipecomm._version import __version__
 from pipecomm.errors import NotBuiltError
@@ -39,7 +39,9 @@ def _load() -> tuple[Any, str | None]:
         if built == __version__:
             return module, None
         text = f"pipecomm {__version__} found an extension of version {built}. {_command()}"
-    warnings.warn(f"{text} Until then only schedules work.", RuntimeWarning, stacklevel=2)
+    warnings.warn(
+        f"{text} Until then schedules can be built, and no more.", RuntimeWarning, stacklevel=2
+    )
     return _MissingCore(text), text
 
 
@@ -66,8 +68,12 @@ def _command() -> str:
     )
 
 
-#: The _core module; where it could not be loaded, any use of it raises NotBuiltError.
-core: Any
 #: Why the core could not be loaded, or None.
 problem: str | None
-core, problem = _load()
+if TYPE_CHECKING:
+    import pipecomm._core as core
+
+    problem = None
+else:
+    #: The _core module; where it could not be loaded, any use of it raises NotBuiltError.
+    core, problem = _load()

@@ -10,21 +10,16 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from pipecomm import settings
 from pipecomm.errors import LinkTimeoutError, StageFailedError, TransportError
 
 __all__ = [
     "ENDED_BY_ANOTHER",
-    "EVENT_FD",
-    "LAUNCHER_PID",
     "Event",
     "event_pipe",
     "report_end",
     "report_uncaught",
 ]
-
-#: Variables by which the launcher tells a rank whose child it is and where to report.
-LAUNCHER_PID = "PIPECOMM_LAUNCHER_PID"
-EVENT_FD = "PIPECOMM_EVENT_FD"
 
 #: A JSON object; its "event" says what kind.
 Event = dict[str, Any]
@@ -37,14 +32,14 @@ _LOST_IN_GLOO = ("Connection closed by peer", "Connection reset by peer", "Broke
 
 def event_pipe() -> Callable[[Event], None] | None:
     """The way to the launcher's on_event; None without a launcher."""
-    descriptor = os.environ.get(EVENT_FD)
-    if descriptor is None:
+    if settings.EVENT_FD.text() is None:
         return None
+    descriptor = settings.EVENT_FD.value()
 
     def send(event: Event) -> None:
         line = memoryview((json.dumps(event) + "\n").encode())
         while line:
-            line = line[os.write(int(descriptor), line) :]
+            line = line[os.write(descriptor, line) :]
 
     return send
 
@@ -55,7 +50,7 @@ def report_end(error: BaseException) -> None:
     """
     send = event_pipe()
     # A grandchild has inherited the variable, not the rank.
-    if send is None or os.environ.get(LAUNCHER_PID) != str(os.getppid()):
+    if send is None or settings.LAUNCHER_PID.value() != os.getppid():
         return
     if _is_by_another(_root(error)):
         send({"event": ENDED_BY_ANOTHER})
@@ -64,7 +59,7 @@ def report_end(error: BaseException) -> None:
 @functools.cache
 def report_uncaught() -> None:
     """From now on report_end() is told of an exception that ends this process."""
-    if EVENT_FD not in os.environ:
+    if settings.EVENT_FD.text() is None:
         return
     show = sys.excepthook
 

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -109,17 +109,27 @@ def run_ranks(
             writer.close()
         if meanwhile is not None:
             meanwhile([process.pid or 0 for process in processes])
-        pending = {pipes[r][0]: r for r in range(size)}
-        deadline = time.monotonic() + timeout_s
-        while pending and (left := deadline - time.monotonic()) > 0:
-            for reader in wait(list(pending), timeout=left):
-                rank = pending.pop(reader)  # type: ignore[arg-type]
-                try:
-                    outcomes[rank] = reader.recv()  # type: ignore[union-attr]
-                except EOFError:
-                    outcomes[rank] = ("died", _exit_code(processes[rank], 5))
+        _collect(outcomes, [reader for reader, _ in pipes], processes, timeout_s)
         _stop(processes)
     return outcomes
+
+
+def _collect(
+    outcomes: list[tuple[str, Any]],
+    readers: Sequence[Connection],
+    processes: Sequence[Any],
+    timeout_s: float,
+) -> None:
+    """Put in what the ranks say, and which of them died, until the time is over."""
+    pending = {reader: rank for rank, reader in enumerate(readers)}
+    deadline = time.monotonic() + timeout_s
+    while pending and (left := deadline - time.monotonic()) > 0:
+        for reader in wait(list(pending), timeout=left):
+            rank = pending.pop(reader)  # type: ignore[arg-type]
+            try:
+                outcomes[rank] = reader.recv()  # type: ignore[union-attr]
+            except EOFError:
+                outcomes[rank] = ("died", _exit_code(processes[rank], 5))
 
 
 def spawn_ranks(

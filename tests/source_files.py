@@ -12,6 +12,8 @@ __all__ = [
     "CPP_SUFFIXES",
     "bound_names",
     "cpp_functions",
+    "cpp_variables",
+    "environment_reads",
     "exported_names",
     "find_cycle",
     "includes",
@@ -31,6 +33,8 @@ _NOT_CODE = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_ENVIRONMENT = {"environ", "environb", "getenv", "getenvb"}
+_GETENV = re.compile(r'getenv\(\s*"(\w+)"')
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 _SCOPE = re.compile(
     r"(?:template\s*<.*>\s*)?(?:inline\s+)?(?:(?:namespace|class|struct|union|enum)\b|extern\s*$)",
@@ -119,6 +123,23 @@ def python_functions(path: Path) -> Iterator[tuple[int, int]]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.lineno, (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def environment_reads(path: Path) -> Iterator[int]:
+    """Lines that name the environment of the process, or a function that reads it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = {
+            ast.Attribute: lambda n: [n.attr],
+            ast.Name: lambda n: [n.id],
+            ast.ImportFrom: lambda n: [alias.name for alias in n.names],
+        }.get(type(node), lambda n: [])(node)
+        if {*names} & _ENVIRONMENT:
+            yield node.lineno
+
+
+def cpp_variables(path: Path) -> set[str]:
+    """The environment variables that a C++ file reads."""
+    return {*_GETENV.findall(_COMMENT.sub("", path.read_text()))}
 
 
 def exported_names(path: Path) -> list[str]:

@@ -15,17 +15,20 @@ from tests.patience import patient
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
 NAMES = sorted(path.name for path in FOLDER.glob("[a-z]*.py"))
 NEEDS_A_GPU = {"codec_cuda.py", "p2p_cuda.py"}
+# Times nothing; tests/test_setups.py runs it.
+PREDICTS = {"setups.py"}
 # Those that train have steps instead of rounds.
 SHORT = {
     "convergence.py": ["--steps", "2", "--seeds", "1", "--held-out", "1"],
     "codec_error.py": ["--steps", "2"],
     "codec.py": ["--rounds", "2", "--mib", "8"],
+    "simulate.py": ["--ranks", "64"],
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", sorted({*NAMES} - NEEDS_A_GPU - {"p2p.py", "overlap.py", "shaped_link.py"})
+    "name", sorted({*NAMES} - NEEDS_A_GPU - PREDICTS - {"p2p.py", "overlap.py", "shaped_link.py"})
 )
 def test_benchmark_ends_and_prints_one_table(name: str) -> None:
     assert _run(name, *SHORT.get(name, ["--rounds", "2"])).count("┏") == 1

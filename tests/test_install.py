@@ -144,6 +144,7 @@ def test_sdist_holds_nothing_that_was_built(sources: Path) -> None:
 def test_wheel_is_tagged_for_this_machine_only_and_holds_what_first_use_needs(wheel: Path) -> None:
     assert re.search(r"-cp3\d+-cp3\d+-linux_\w+\.whl$", wheel.name)
     names = zipfile.ZipFile(wheel).namelist()
+    assert {"pipecomm/py.typed", "pipecomm/_core.pyi"} <= {*names}
     for path in (ROOT / "csrc").rglob("*.h"):
         assert f"pipecomm/_src/csrc/{path.relative_to(ROOT / 'csrc').as_posix()}" in names
     assert "pipecomm/_src/csrc/torch/_c10d.cpp" in names

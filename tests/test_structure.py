@@ -22,7 +22,9 @@ from tests.structure import (
     missing_exports,
     missing_openings,
     python_modules,
+    reads_of_environment,
     room_of,
+    untested_modules,
     wrong_foreign_headers,
     wrong_imports,
     wrong_includes,
@@ -48,6 +50,7 @@ def test_rules_see_the_source() -> None:
 
 
 LONG_BODY = "  f();\n" * 60
+LONG_CPP_BODY = "  f();\n" * 39
 BREAKS: list[tuple[Rule, dict[str, str], str]] = [
     (
         wrong_includes,
@@ -157,16 +160,41 @@ BREAKS: list[tuple[Rule, dict[str, str], str]] = [
     ),
     (missing_openings, {"csrc/base/a.h": "#pragma once\n// late"}, "csrc/base/a.h: expected"),
     (missing_openings, {"tests/a.py": "# no\nimport os"}, "tests/a.py: expected its job"),
-    (long_files, {"benchmarks/a.py": "\n" * 401}, "benchmarks/a.py: 401 lines, at most 400"),
+    (long_files, {"benchmarks/a.py": "\n" * 391}, "benchmarks/a.py: 391 lines, at most 390"),
+    (long_files, {"tests/cpp/a.cpp": "\n" * 391}, "tests/cpp/a.cpp: 391 lines, at most 390"),
     (
         long_functions,
-        {"csrc/base/a.cpp": f"namespace {{\nclass A {{\n int f() {{\n{LONG_BODY} }}\n}};\n}}"},
-        "csrc/base/a.cpp:3: function of 62 lines",
+        {"csrc/base/a.cpp": f"namespace {{\nclass A {{\n int f() {{\n{LONG_CPP_BODY} }}\n}};\n}}"},
+        "csrc/base/a.cpp:3: function of 41 lines, at most 40",
     ),
     (
         long_functions,
-        {"pipecomm/a.py": "class A:\n    async def f(self):\n" + "        g()\n" * 60},
-        "pipecomm/a.py:2: function of 61 lines",
+        {"pipecomm/a.py": "class A:\n    async def f(self):\n" + "        g()\n" * 40},
+        "pipecomm/a.py:2: function of 41 lines",
+    ),
+    (
+        reads_of_environment,
+        {"pipecomm/a.py": "import os\nx = os.environ['Y']", "pipecomm/settings.py": "os.environ"},
+        "pipecomm/a.py:2: reads the environment itself",
+    ),
+    (
+        reads_of_environment,
+        {"pipecomm/b/a.py": "def f():\n    from os import getenv as g"},
+        "pipecomm/b/a.py:2: reads",
+    ),
+    (
+        untested_modules,
+        {
+            "pipecomm/__init__.py": "",
+            "pipecomm/a.py": "",
+            "pipecomm/b/_c.py": "",
+            "pipecomm/b/d.py": "",
+            "pipecomm/megatron.py": "",
+            "tests/test_a.py": "",
+            "tests/b/test_c_more.py": "",
+            "tests/test_d.py": "",
+        },
+        "pipecomm/b/d.py: expected a test module test_d.py in b",
     ),
     (
         missing_exports,
@@ -208,6 +236,9 @@ def test_rules_accept_a_tree_that_keeps_them(tmp_path: Path) -> None:
         "pipecomm/schedule/a.py": '"""Its job."""\nimport csv\nfrom .b import x\n__all__ = ["x"]',
         "pipecomm/schedule/b.py": '"""Its job."""\nfrom pipecomm.errors import E as x',
         "pipecomm/errors.py": '"""Its job."""\nclass E(Exception):\n    pass',
+        "tests/test_errors.py": '"""Its job."""',
+        "tests/schedule/test_a.py": '"""Its job."""',
+        "tests/schedule/test_b_and_more.py": '"""Its job."""',
         "pipecomm/_src/csrc/a.h": "no job",
     }
     write_tree(tmp_path, files)

@@ -25,11 +25,11 @@ std::size_t dtype_nbytes(DType dtype) { return kRows.at(static_cast<std::size_t>
 const char* dtype_name(DType dtype) { return kRows.at(static_cast<std::size_t>(dtype)).name; }
 
 DType dtype_from_name(const std::string& name) {
-  std::string known;
   for (std::size_t i = 0; i < kRows.size(); ++i) {
     if (name == kRows[i].name) return static_cast<DType>(i);
-    known += (i == 0 ? "" : ", ") + std::string(kRows[i].name);
   }
+  std::string known;
+  for (const Row& row : kRows) known += (known.empty() ? "" : ", ") + std::string(row.name);
   throw Error(ErrorKind::tensor, "expected one of the dtypes " + known + "; got '" + name + "'");
 }
 

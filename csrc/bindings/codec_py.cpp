@@ -9,6 +9,7 @@
 #include "bindings/bindings.h"
 #include "codec/codec.h"
 #include "codec/host.h"
+#include "codec/layout.h"
 #include "python/gil.h"
 #if defined(PIPECOMM_HAVE_CUDA)
 #include "codec/launch.h"
@@ -43,7 +44,6 @@ void encode_whole(const std::string& codec, const std::string& dtype, std::uintp
   without_gil([&] {
     encode(call.spec, call.dtype, reinterpret_cast<const void*>(src), call.grid, 0, call.num_groups,
            reinterpret_cast<void*>(wire));
-    return true;
   });
 }
 
@@ -53,7 +53,6 @@ void decode_whole(const std::string& codec, const std::string& dtype, std::uintp
   without_gil([&] {
     decode(call.spec, call.dtype, reinterpret_cast<const void*>(wire), call.grid, 0, call.num_groups,
            reinterpret_cast<void*>(dst));
-    return true;
   });
 }
 
@@ -64,7 +63,6 @@ void encode_whole_cuda(const std::string& codec, const std::string& dtype, std::
   without_gil([&] {
     encode_cuda(call.spec, call.dtype, reinterpret_cast<const void*>(src), call.grid, 0, call.num_groups,
                 reinterpret_cast<void*>(wire), reinterpret_cast<void*>(stream));
-    return true;
   });
 }
 
@@ -74,7 +72,6 @@ void decode_whole_cuda(const std::string& codec, const std::string& dtype, std::
   without_gil([&] {
     decode_cuda(call.spec, call.dtype, reinterpret_cast<const void*>(wire), call.grid, 0, call.num_groups,
                 reinterpret_cast<void*>(dst), reinterpret_cast<void*>(stream));
-    return true;
   });
 }
 #endif
@@ -88,12 +85,24 @@ std::vector<std::string> usable_isas() {
 }  // namespace
 
 void register_codec(py::module_& module) {
-  module.def("codec_name", [](const std::string& text) { return codec_to_string(parse_codec(text)); });
-  module.def("codec_wire_nbytes", [](const std::string& text, std::int64_t rows, std::int64_t cols) {
-    const CodecSpec spec = parse_codec(text);
-    const Grid grid{rows, cols};
-    return wire_nbytes(spec, grid, 0, num_groups(spec, grid));
-  });
+  module.def("codec_name", [](const std::string& text) { return codec_to_string(parse_codec(text)); }, py::arg("text"));
+  module.def(
+      "codec_wire_nbytes",
+      [](const std::string& codec, std::int64_t rows, std::int64_t cols) {
+        const CodecSpec spec = parse_codec(codec);
+        const Grid grid{rows, cols};
+        return wire_nbytes(spec, grid, 0, num_groups(spec, grid));
+      },
+      py::arg("codec"), py::arg("rows"), py::arg("cols"));
+  module.def(
+      "codec_group_sizes",
+      [](const std::string& codec) {
+        const GroupSizes sizes = group_sizes(parse_codec(codec));
+        return py::make_tuple(sizes.num_values, sizes.code_bits, sizes.section_nbytes, kSectionAlignment);
+      },
+      py::arg("codec"),
+      "(values of a group, bits of a code, bytes of a group in each section before the codes, what sections are "
+      "padded to)");
   module.def("codec_encode", &encode_whole, py::arg("codec"), py::arg("dtype"), py::arg("src"), py::arg("rows"),
              py::arg("cols"), py::arg("wire"), py::arg("seed") = py::none());
   module.def("codec_decode", &decode_whole, py::arg("codec"), py::arg("dtype"), py::arg("wire"), py::arg("rows"),

@@ -8,7 +8,9 @@ namespace py = pybind11;
 PYBIND11_MODULE(_core, module) {
   module.doc() = "pipecomm's torch-free core; tensors cross as address, byte count, dtype name and stream.";
   pipecomm::register_error_translator();
-  module.def("dtype_nbytes", [](const std::string& name) { return dtype_nbytes(pipecomm::dtype_from_name(name)); });
+  module.def(
+      "dtype_nbytes", [](const std::string& name) { return dtype_nbytes(pipecomm::dtype_from_name(name)); },
+      py::arg("name"));
   module.def("error_class_names", [] {
     std::vector<std::string> names;
     for (int kind = 0; kind < pipecomm::kNumErrorKinds; ++kind) {
@@ -20,5 +22,6 @@ PYBIND11_MODULE(_core, module) {
   pipecomm::register_codec(module);
   pipecomm::register_memory(module);
   pipecomm::register_replay(module);
+  pipecomm::register_schedule(module);
   pipecomm::register_transport(module);
 }

@@ -37,7 +37,7 @@ struct DlpackManaged {
   void (*deleter)(DlpackManaged*);
 };
 
-struct Loan {
+struct SharedBlock {
   DlpackManaged managed;
   std::int64_t nbytes;
   Block block;
@@ -46,13 +46,13 @@ struct Loan {
 };
 
 // Any thread, with or without the interpreter lock.
-void end_loan(DlpackManaged* managed) {
-  const std::unique_ptr<Loan> loan(static_cast<Loan*>(managed->owner));
+void give_back(DlpackManaged* managed) {
+  const std::unique_ptr<SharedBlock> shared(static_cast<SharedBlock*>(managed->owner));
   try {
-    loan->block.reset(loan->device ? loan->device->record(loan->stream) : Event{});
+    shared->block.reset(shared->device ? shared->device->record(shared->stream) : Event{});
   } catch (const std::exception&) {
     // Under graph capture, or without the device: nobody can tell when the memory is free, so that it stays taken.
-    static_cast<void>(new Block(std::move(loan->block)));
+    static_cast<void>(new Block(std::move(shared->block)));
   }
 }
 
@@ -64,27 +64,27 @@ void drop_capsule(PyObject* capsule) {
 
 }  // namespace
 
-py::object to_dlpack(Block block, int place, std::shared_ptr<Device> device, void* stream) {
-  auto loan = std::make_unique<Loan>();
-  loan->nbytes = static_cast<std::int64_t>(block.nbytes());
-  loan->managed.tensor = {.data = block.data(),
-                          .device = place == kOnHost ? DlpackDevice::cpu : DlpackDevice::cuda,
-                          .device_index = place == kOnHost ? 0 : place,
-                          .num_dims = 1,
-                          .type_code = kUnsigned,
-                          .type_bits = 8,
-                          .type_lanes = 1,
-                          .shape = &loan->nbytes,
-                          .strides = nullptr,
-                          .byte_offset = 0};
-  loan->managed.owner = loan.get();
-  loan->managed.deleter = &end_loan;
-  loan->block = std::move(block);
-  loan->device = std::move(device);
-  loan->stream = stream;
-  PyObject* capsule = PyCapsule_New(&loan->managed, kDlpackName, &drop_capsule);
+py::object to_dlpack(Block block, int device_index, std::shared_ptr<Device> device, void* stream) {
+  auto shared = std::make_unique<SharedBlock>();
+  shared->nbytes = static_cast<std::int64_t>(block.nbytes());
+  shared->managed.tensor = {.data = block.data(),
+                            .device = device_index == kOnHost ? DlpackDevice::cpu : DlpackDevice::cuda,
+                            .device_index = device_index == kOnHost ? 0 : device_index,
+                            .num_dims = 1,
+                            .type_code = kUnsigned,
+                            .type_bits = 8,
+                            .type_lanes = 1,
+                            .shape = &shared->nbytes,
+                            .strides = nullptr,
+                            .byte_offset = 0};
+  shared->managed.owner = shared.get();
+  shared->managed.deleter = &give_back;
+  shared->block = std::move(block);
+  shared->device = std::move(device);
+  shared->stream = stream;
+  PyObject* capsule = PyCapsule_New(&shared->managed, kDlpackName, &drop_capsule);
   if (capsule == nullptr) throw py::error_already_set();
-  static_cast<void>(loan.release());
+  static_cast<void>(shared.release());
   return py::reinterpret_steal<py::object>(capsule);
 }
 

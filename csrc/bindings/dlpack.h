@@ -10,8 +10,8 @@
 
 namespace pipecomm {
 
-// The block as a vector of bytes on CUDA device `place`, or on the host (kOnHost). With a device, it goes back to its
-// pool once `stream` has done what it had been given when the last tensor over the memory died.
-pybind11::object to_dlpack(Block block, int place, std::shared_ptr<Device> device, void* stream);
+// The block as a vector of bytes on CUDA device `device_index`, or on the host (kOnHost). With a device, it goes back
+// to its pool once `stream` has done what it had been given when the last tensor over the memory died.
+pybind11::object to_dlpack(Block block, int device_index, std::shared_ptr<Device> device, void* stream);
 
 }  // namespace pipecomm

@@ -87,7 +87,7 @@ py::buffer_info buffer_of(const Block& block) {
 }  // namespace
 
 void register_memory(py::module_& module) {
-  py::class_<Block>(module, "Block", py::buffer_protocol(), "Writable bytes on loan from a pool, until collected.")
+  py::class_<Block>(module, "Block", py::buffer_protocol(), "Writable bytes of a pool, until collected.")
       .def_buffer(&buffer_of)
       .def_property_readonly("address",
                              [](const Block& block) { return reinterpret_cast<std::uintptr_t>(block.data()); })
@@ -115,7 +115,7 @@ void register_memory(py::module_& module) {
       .def_property("limit_nbytes", &Pool::limit_nbytes, &Pool::set_limit_nbytes);
 
   module.def("set_thread_tag", &Pool::set_thread_tag, py::arg("tag"));
-  module.attr("NUM_TAGS") = Pool::kNumTags;
+  module.def("num_tags", [] { return Pool::kNumTags; });
   module.def("make_host_pool", &make_host_pool, py::arg("limit_nbytes") = 0);
   module.def(
       "make_lazy_pool",

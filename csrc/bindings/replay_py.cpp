@@ -44,7 +44,7 @@ void register_replay(py::module_& module) {
       .def_property_readonly("num_events", [](const ReplayTrace& trace) { return trace.events.size(); })
       .def_readonly("peak_live_nbytes", &ReplayTrace::peak_live_nbytes)
       .def("replay", &replay_dict, py::arg("policy"), py::arg("capacity_nbytes") = 0, py::arg("num_samples") = 0);
-  module.attr("REPLAY_POLICIES") = py::cast(policy_names());
+  module.def("replay_policies", &policy_names);
 }
 
 }  // namespace pipecomm

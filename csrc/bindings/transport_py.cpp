@@ -4,6 +4,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/dlpack.h"
+#include "bindings/kept.h"
 #include "python/gil.h"
 #include "transport/api/hang_report.h"
 #include "transport/api/listener.h"
@@ -20,12 +21,6 @@ using PartTuple =
 using DevicePtr = std::shared_ptr<Device>;
 
 constexpr const char* kCapsuleName = "pipecomm.Communicator";
-
-// Lets Python run its signal handlers; a KeyboardInterrupt ends the wait.
-void check_signals() {
-  const py::gil_scoped_acquire gil;
-  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-}
 
 // More than ten years, infinity and NaN are ten years.
 Nanoseconds from_seconds(double seconds) {
@@ -47,23 +42,16 @@ SendPart to_part(const PartTuple& item) {
 // used again.
 py::list take(Transfer& transfer, const DevicePtr& device, std::uintptr_t stream) {
   void* const native_stream = reinterpret_cast<void*>(stream);
-  without_gil([&] { return transfer.event().block(native_stream), 0; });
+  without_gil([&] { transfer.event().block(native_stream); });
   py::list result;
   for (ReceivedPart& part : transfer.parts()) {
-    const int place = device && !device->is_host() ? part.device : kOnHost;
-    py::object bytes = part.block ? to_dlpack(std::move(part.block), place, device, native_stream) : py::none();
+    const int device_index = device && !device->is_host() ? part.device : kOnHost;
+    py::object bytes = part.block ? to_dlpack(std::move(part.block), device_index, device, native_stream) : py::none();
     result.append(py::make_tuple(bytes, dtype_name(part.dtype), part.shape, part.order, part.is_raw, part.requires_grad,
                                  part.absent));
   }
   transfer.parts().clear();
   return result;
-}
-
-Direction parse_direction(const std::string& text) {
-  if (text == "forward") return Direction::forward;
-  if (text == "backward") return Direction::backward;
-  if (text == "none") return Direction::none;
-  throw Error(ErrorKind::config, "expected direction forward, backward or none; got '" + text + "'");
 }
 
 py::capsule to_capsule(const std::shared_ptr<Communicator>& communicator) {
@@ -77,13 +65,13 @@ void register_transfer(py::module_& module) {
       .def(
           "wait",
           [](Transfer& transfer, double timeout_s) {
-            without_gil([&] { return transfer.wait(from_seconds(timeout_s), check_signals), 0; });
+            without_gil([&] { transfer.wait(from_seconds(timeout_s), check_signals); });
+            drop_put_aside();
           },
           py::arg("timeout_s"))
       .def("take", &take, py::arg("device").none(true), py::arg("stream"),
            "After wait(): [(bytes over DLPack or None, dtype, shape, order, is_raw, requires_grad, absent)], once.")
       .def_property_readonly("is_done", &Transfer::is_done)
-      .def_property_readonly("has_left", &Transfer::has_left)
       .def_property_readonly("peer", &Transfer::peer)
       .def_property_readonly("payload_nbytes", &Transfer::payload_nbytes)
       .def_property_readonly("wire_nbytes", &Transfer::wire_nbytes)
@@ -92,7 +80,7 @@ void register_transfer(py::module_& module) {
       .def_property_readonly("done_ns", [](const Transfer& transfer) { return transfer.times().done_ns; });
 }
 
-void register_communicator(py::module_& module) {
+void register_counters(py::module_& module) {
   py::class_<LinkCounters>(module, "LinkCounters")
       .def_readonly("messages_sent", &LinkCounters::messages_sent)
       .def_readonly("messages_received", &LinkCounters::messages_received)
@@ -100,47 +88,125 @@ void register_communicator(py::module_& module) {
       .def_readonly("payload_nbytes_received", &LinkCounters::payload_nbytes_received)
       .def_readonly("wire_nbytes_sent", &LinkCounters::wire_nbytes_sent)
       .def_readonly("wire_nbytes_received", &LinkCounters::wire_nbytes_received);
+}
 
-  py::class_<Communicator, std::shared_ptr<Communicator>>(module, "Communicator")
-      .def_property_readonly("rank", &Communicator::rank)
+std::shared_ptr<Transfer> send(Communicator& self, int peer, const std::vector<PartTuple>& items, std::int32_t tag,
+                               const std::string& direction, std::int32_t microbatch, std::uint32_t epoch,
+                               std::int32_t stage, const DevicePtr& device, std::uintptr_t stream, py::object kept) {
+  drop_put_aside();
+  std::vector<SendPart> parts;
+  for (const PartTuple& item : items) parts.push_back(to_part(item));
+  const Event ready = device ? device->record(reinterpret_cast<void*>(stream)) : Event{};
+  return self.send(peer, {tag, direction_from_name(direction), microbatch, epoch, stage}, std::move(parts),
+                   keep(std::move(kept)), ready);
+}
+
+std::shared_ptr<Transfer> receive(Communicator& self, int peer, std::int32_t tag, const std::string& direction,
+                                  std::int32_t microbatch, std::uint32_t epoch, std::int32_t stage) {
+  drop_put_aside();
+  return self.receive(peer, {tag, direction_from_name(direction), microbatch, epoch, stage}, {}, nullptr);
+}
+
+using CommunicatorClass = py::class_<Communicator, std::shared_ptr<Communicator>>;
+
+void define_transfers(CommunicatorClass& communicator) {
+  communicator
+      .def("send", &send, py::arg("peer"), py::arg("parts"), py::arg("tag") = 0, py::arg("direction") = "none",
+           py::arg("microbatch") = kNoMicrobatch, py::arg("epoch") = 0, py::arg("stage") = kNoStage,
+           py::arg("device") = nullptr, py::arg("stream") = 0, py::arg("kept") = py::none(),
+           "Posts a message; tensors of the device are read after what the stream does now. Until the tensors have "
+           "left, or the peer has let go of them, `kept` lives.")
+      .def("receive", &receive, py::arg("peer"), py::arg("tag") = 0, py::arg("direction") = "none",
+           py::arg("microbatch") = kNoMicrobatch, py::arg("epoch") = 0, py::arg("stage") = kNoStage,
+           "Posts a receive into memory of the pool.");
+}
+
+void register_communicator(py::module_& module) {
+  CommunicatorClass communicator(module, "Communicator");
+  define_transfers(communicator);
+  communicator.def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("size", &Communicator::size)
-      .def(
-          "send",
-          [](Communicator& self, int peer, const std::vector<PartTuple>& items, std::int32_t tag,
-             const std::string& direction, std::int32_t microbatch, std::uint32_t epoch, std::int32_t stage,
-             const DevicePtr& device, std::uintptr_t stream) {
-            std::vector<SendPart> parts;
-            for (const PartTuple& item : items) parts.push_back(to_part(item));
-            const Event ready = device ? device->record(reinterpret_cast<void*>(stream)) : Event{};
-            return self.send(peer, {tag, parse_direction(direction), microbatch, epoch, stage}, std::move(parts),
-                             nullptr, ready);
-          },
-          py::arg("peer"), py::arg("parts"), py::arg("tag") = 0, py::arg("direction") = "none",
-          py::arg("microbatch") = kNoMicrobatch, py::arg("epoch") = 0, py::arg("stage") = kNoStage,
-          py::arg("device") = nullptr, py::arg("stream") = 0,
-          "Posts a message; tensors of the device are read after what the stream does now. The caller keeps "
-          "the tensors alive until has_left.")
-      .def(
-          "receive",
-          [](Communicator& self, int peer, std::int32_t tag, const std::string& direction, std::int32_t microbatch,
-             std::uint32_t epoch, std::int32_t stage) {
-            return self.receive(peer, {tag, parse_direction(direction), microbatch, epoch, stage}, {}, nullptr);
-          },
-          py::arg("peer"), py::arg("tag") = 0, py::arg("direction") = "none", py::arg("microbatch") = kNoMicrobatch,
-          py::arg("epoch") = 0, py::arg("stage") = kNoStage, "Posts a receive into memory of the pool.")
       .def("use_device", &Communicator::use_device, py::arg("device_index"))
-      .def("begin_epoch",
-           [](Communicator& self, std::uint32_t epoch) { without_gil([&] { return self.begin_epoch(epoch), 0; }); })
-      .def("abort", [](Communicator& self, std::uint32_t epoch,
-                       const std::string& text) { without_gil([&] { return self.abort(epoch, text), 0; }); })
-      .def("aborted", &Communicator::aborted)
-      .def("set_fail_together", &Communicator::set_fail_together)
-      .def("check_peers", [](const Communicator& self) { without_gil([&] { return self.check_peers(), 0; }); })
-      .def("close", [](Communicator& self) { without_gil([&] { return self.close(), 0; }); })
-      .def("counters", [](Communicator& self, int peer) { return without_gil([&] { return self.counters(peer); }); })
+      .def(
+          "begin_epoch",
+          [](Communicator& self, std::uint32_t epoch, Iteration iteration) {
+            without_gil([&] { self.begin_epoch(epoch, iteration); });
+            drop_put_aside();
+          },
+          py::arg("epoch"), py::arg("iteration") = py::none(), "Texts name the user's iteration where there is one.")
+      .def(
+          "abort",
+          [](Communicator& self, std::uint32_t epoch, const std::string& text) {
+            without_gil([&] { self.abort(epoch, text); });
+          },
+          py::arg("epoch"), py::arg("text"))
+      .def("aborted", &Communicator::aborted, py::arg("epoch"))
+      .def("set_fail_together", &Communicator::set_fail_together, py::arg("value"))
+      .def("check_peers", [](const Communicator& self) { without_gil([&] { self.check_peers(); }); })
+      .def("close",
+           [](Communicator& self) {
+             without_gil([&] { self.close(); });
+             drop_put_aside();
+           })
+      .def(
+          "counters", [](Communicator& self, int peer) { return without_gil([&] { return self.counters(peer); }); },
+          py::arg("peer"))
       .def("shares_memory", &Communicator::shares_memory, py::arg("peer"))
       .def("path", &Communicator::path, py::arg("peer"), "How bytes get there, in words.")
       .def("capsule", &to_capsule);
+}
+
+FlowLimits to_limits(std::size_t max_inflight, std::size_t max_inflight_nbytes, bool strict,
+                     std::size_t max_process_inflight, std::size_t max_process_inflight_nbytes) {
+  FlowLimits limits;
+  limits.max_messages = max_inflight;
+  if (max_inflight_nbytes > 0) limits.max_nbytes = max_inflight_nbytes;
+  limits.max_process_messages = max_process_inflight;
+  limits.max_process_nbytes = max_process_inflight_nbytes;
+  limits.is_strict = strict;
+  return limits;
+}
+
+// None where tensors of the host are to count as the host's.
+DevicePtr make_stand_in(std::optional<std::int64_t> lag_us) {
+  if (!lag_us) return nullptr;
+  const std::chrono::microseconds lag(*lag_us);
+  return make_host_device([lag] { return make_lagging_stream(lag); });
+}
+
+std::shared_ptr<Communicator> connect(Listener& self, int rank, const std::vector<std::string>& addresses,
+                                      const std::string& name, double timeout_s, std::shared_ptr<Pool> pool,
+                                      double emulated_bytes_per_s, double emulated_latency_s, std::size_t max_inflight,
+                                      std::size_t max_inflight_nbytes, bool strict,
+                                      std::optional<std::int64_t> stand_in_lag_us, std::size_t max_process_inflight,
+                                      std::size_t max_process_inflight_nbytes, const py::object& interrupt) {
+  CommunicatorOptions options;
+  options.name = name;
+  options.pool = std::move(pool);
+  options.emulation = {emulated_bytes_per_s, emulated_latency_s};
+  options.limits =
+      to_limits(max_inflight, max_inflight_nbytes, strict, max_process_inflight, max_process_inflight_nbytes);
+  options.stand_in = make_stand_in(stand_in_lag_us);
+  const auto check = [&] {
+    check_signals();
+    if (interrupt.is_none()) return;
+    const py::gil_scoped_acquire gil;
+    interrupt();
+  };
+  return without_gil([&] { return self.connect(rank, addresses, options, from_seconds(timeout_s), check); });
+}
+
+void register_listener(py::module_& module) {
+  py::class_<Listener>(module, "Listener")
+      .def(py::init(&make_listener))
+      .def_property_readonly("address", &Listener::address)
+      .def("listen_tcp", &Listener::listen_tcp, py::arg("host"), "Ranks on other hosts can call here too.")
+      .def("connect", &connect, py::arg("rank"), py::arg("addresses"), py::kw_only(), py::arg("name") = "",
+           py::arg("timeout_s") = 300.0, py::arg("pool") = nullptr, py::arg("emulated_bytes_per_s") = 0.0,
+           py::arg("emulated_latency_s") = 0.0, py::arg("max_inflight") = 0, py::arg("max_inflight_nbytes") = 0,
+           py::arg("strict") = false, py::arg("stand_in_lag_us") = py::none(), py::arg("max_process_inflight") = 0,
+           py::arg("max_process_inflight_nbytes") = 0, py::arg("interrupt") = py::none(),
+           "Calls `interrupt`, which may raise, every now and then while it waits.");
 }
 
 }  // namespace
@@ -148,53 +214,16 @@ void register_communicator(py::module_& module) {
 void register_transport(py::module_& module) {
   py::class_<Device, DevicePtr>(module, "Device").def_property_readonly("name", &Device::name);
   register_transfer(module);
+  register_counters(module);
   register_communicator(module);
-  py::class_<Listener>(module, "Listener")
-      .def(py::init(&make_listener))
-      .def_property_readonly("address", &Listener::address)
-      .def("listen_tcp", &Listener::listen_tcp, py::arg("host"), "Ranks on other hosts can call here too.")
-      .def(
-          "connect",
-          [](Listener& self, int rank, const std::vector<std::string>& addresses, const std::string& name,
-             const std::string& settings, double timeout_s, std::shared_ptr<Pool> pool, double emulated_bytes_per_s,
-             double emulated_latency_s, std::size_t max_inflight, std::size_t max_inflight_nbytes, bool strict,
-             std::optional<std::int64_t> stand_in_lag_us, std::size_t max_process_inflight,
-             std::size_t max_process_inflight_nbytes, const py::object& interrupt) {
-            CommunicatorOptions options;
-            options.name = name;
-            options.settings = settings;
-            options.pool = std::move(pool);
-            options.emulation = {emulated_bytes_per_s, emulated_latency_s};
-            options.limits.max_messages = max_inflight;
-            if (max_inflight_nbytes > 0) options.limits.max_nbytes = max_inflight_nbytes;
-            options.limits.max_process_messages = max_process_inflight;
-            options.limits.max_process_nbytes = max_process_inflight_nbytes;
-            options.limits.is_strict = strict;
-            if (stand_in_lag_us) {
-              const std::chrono::microseconds lag(*stand_in_lag_us);
-              options.stand_in = make_host_device([lag] { return make_lagging_stream(lag); });
-            }
-            const auto check = [&] {
-              check_signals();
-              if (interrupt.is_none()) return;
-              const py::gil_scoped_acquire gil;
-              interrupt();
-            };
-            return without_gil([&] { return self.connect(rank, addresses, options, from_seconds(timeout_s), check); });
-          },
-          py::arg("rank"), py::arg("addresses"), py::kw_only(), py::arg("name") = "", py::arg("settings") = "",
-          py::arg("timeout_s") = 300.0, py::arg("pool") = nullptr, py::arg("emulated_bytes_per_s") = 0.0,
-          py::arg("emulated_latency_s") = 0.0, py::arg("max_inflight") = 0, py::arg("max_inflight_nbytes") = 0,
-          py::arg("strict") = false, py::arg("stand_in_lag_us") = py::none(), py::arg("max_process_inflight") = 0,
-          py::arg("max_process_inflight_nbytes") = 0, py::arg("interrupt") = py::none(),
-          "Calls `interrupt`, which may raise, every now and then while it waits.");
+  register_listener(module);
   module.def(
       "hang_report",
       [](int pid, double timeout_s) {
         return without_gil([&] { return request_hang_report(pid, from_seconds(timeout_s)); });
       },
       py::arg("pid"), py::arg("timeout_s") = 5.0, "What a process of this user waits for, as text.");
-  module.def("finish_bridges", [] { without_gil([] { return finish_bridges(), 0; }); });
+  module.def("finish_bridges", [] { without_gil(&finish_bridges); });
   module.def("is_remote", py::overload_cast<const std::string&, const std::string&>(&is_remote), py::arg("own_address"),
              py::arg("peer_address"));
   module.def("describe_errno", &describe_errno, py::arg("code"),

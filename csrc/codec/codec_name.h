@@ -1,11 +1,13 @@
 // Which codec: its parts, its name and its byte on the wire.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 
 #include "base/api.h"
+#include "base/dtype.h"
 
 namespace pipecomm {
 
@@ -23,8 +25,16 @@ struct CodecSpec {
   Rounding rounding = Rounding::nearest;
   std::uint64_t seed = 0;
 
+  bool is_raw() const { return id == CodecId::raw; }
   bool operator==(const CodecSpec&) const = default;
 };
+
+// The codec can carry a tensor of that dtype.
+inline bool carries(const CodecSpec& spec, DType dtype) { return spec.is_raw() || is_quantizable(dtype); }
+// Whether a tensor is coded, or passes bit-exact: the rule wherever a codec is meant for what it fits.
+inline bool is_coded(const CodecSpec& spec, DType dtype, std::size_t nbytes, std::size_t min_nbytes) {
+  return !spec.is_raw() && is_quantizable(dtype) && nbytes >= min_nbytes;
+}
 
 // "raw", "int8:group=32", "int4:hadamard=64,rounding=stochastic,seed=7"; throws a config error that lists what is
 // known.

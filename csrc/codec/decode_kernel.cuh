@@ -33,14 +33,32 @@ __device__ inline void load_levels(const unsigned char* codes, int lane, const L
   for (int i = 0; i < kPerLane; ++i) values[i] = levels[packed.word[i / 4] >> (i % 4 * 8 + shift) & kMask];
 }
 
-template <typename T, class Rule, int kLanes>
-__device__ inline void decode_part(const unsigned char* codes, int count, int lane, const Levels<Rule>& levels,
-                                   float scale, float zero, T* x) {
+// What Levels looks up. Unrolled, the levels are constants.
+template <class Rule>
+__device__ inline void fill_table(float (&table)[16]) {
+  for (unsigned code = 0; code < 16; ++code) {
+    if (threadIdx.x == code) table[code] = Rule::level(code);
+  }
+  __syncthreads();
+}
+
+// A group that its row's end cuts short: a value after the other, the spikes by the lanes that wrote there before.
+template <typename T, class Rule, int kLanes, bool kHasSpikes>
+__device__ inline void decode_part(const RunLayout& run, const unsigned char* wire, std::int64_t index,
+                                   const GroupPlace& place, int lane, const Levels<Rule>& levels, float scale,
+                                   float zero, T* x) {
+  const unsigned char* codes = wire + place.code;
+  const int count = place.num_values;
   const int half = (count + 1) / 2;
   for (int i = lane; i < count; i += kLanes) {
     std::uint32_t code = codes[Rule::kCodeBits == 8 || i < half ? i : i - half];
     if (Rule::kCodeBits == 4) code = i < half ? code & 15u : code >> 4;
     x[i] = finish_decode<T>(dequantize<Rule>(levels[code], scale, zero), scale, zero);
+  }
+  if constexpr (kHasSpikes) {
+    for_each_spike<T>(run, index, wire, [&](int i, T value) {
+      if (i < count && i % kLanes == lane) x[i] = value;
+    });
   }
 }
 
@@ -62,14 +80,9 @@ __device__ inline void transform_back(float (&values)[kPerLane], int lane, float
 
 template <typename T, class Rule, int kGroupSize, int kUnitSize, bool kHasSpikes>
 __global__ void decode_kernel(RunLayout run, const unsigned char* wire, T* dst) {
+  constexpr int kLanes = kGroupSize / kPerLane;
   __shared__ float table[16];
-  if constexpr (std::is_same_v<Rule, Nf4Rule>) {
-    // Unrolled, the levels are constants.
-    for (unsigned code = 0; code < 16; ++code) {
-      if (threadIdx.x == code) table[code] = Rule::level(code);
-    }
-    __syncthreads();
-  }
+  if constexpr (std::is_same_v<Rule, Nf4Rule>) fill_table<Rule>(table);
   const Levels<Rule> levels(table);
   const auto team = this_team<kGroupSize, kUnitSize>();
   const std::int64_t num_units = team.num_units(run);
@@ -78,22 +91,15 @@ __global__ void decode_kernel(RunLayout run, const unsigned char* wire, T* dst) 
     if (index < 0) continue;
     const GroupPlace place = run.place(index);
     T* x = dst + place.element;
-    const unsigned char* codes = wire + place.code;
     const int lane = team.group_lane();
     float scale = load_bf16(wire + index * 2);
     float zero = Rule::kIsSymmetric ? 0.0f : load_bf16(wire + run.zeros_offset + index * 2);
     if (place.num_values != kGroupSize) {
-      decode_part<T, Rule, kGroupSize / kPerLane>(codes, place.num_values, lane, levels, scale, zero, x);
-      if constexpr (kHasSpikes) {
-        // By the lane that wrote there before.
-        for_each_spike<T>(run, index, wire, [&](int i, T value) {
-          if (i < place.num_values && i % (kGroupSize / kPerLane) == lane) x[i] = value;
-        });
-      }
+      decode_part<T, Rule, kLanes, kHasSpikes>(run, wire, index, place, lane, levels, scale, zero, x);
       continue;
     }
     float values[kPerLane];
-    load_levels<Rule, kGroupSize / kPerLane>(codes, lane, levels, values);
+    load_levels<Rule, kLanes>(wire + place.code, lane, levels, values);
     if (!kHasSpikes && kUnitSize == kTransformWidth && place.is_transformed) {
       transform_back<Rule>(values, team.lane, scale, zero);
     } else {

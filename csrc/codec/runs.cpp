@@ -22,7 +22,7 @@ std::int64_t groups_per_row(const CodecSpec& spec, const Grid& grid) {
 }
 
 void check_quantizing(const CodecSpec& spec) {
-  if (spec.id != CodecId::raw && codec_from_wire(wire_id(spec), spec.group_size)) return;
+  if (!spec.is_raw() && codec_from_wire(wire_id(spec), spec.group_size)) return;
   throw Error(ErrorKind::config, "expected a quantizing codec; got " + codec_to_string(spec));
 }
 
@@ -74,6 +74,14 @@ std::int64_t num_groups(const CodecSpec& spec, const Grid& grid) {
   check_quantizing(spec);
   check_grid(grid);
   return grid.cols == 0 ? 0 : grid.rows * groups_per_row(spec, grid);
+}
+
+GroupSizes group_sizes(const CodecSpec& spec) {
+  const RunLayout run = run_layout(spec, {1, 0}, 0, 0);
+  GroupSizes sizes{run.group_size, run.code_bits, {2}};
+  if (run.has_zeros) sizes.section_nbytes.push_back(2);
+  if (run.num_spikes > 0) sizes.section_nbytes.insert(sizes.section_nbytes.end(), {2 * run.num_spikes, run.num_spikes});
+  return sizes;
 }
 
 RunLayout run_layout(const CodecSpec& spec, const Grid& grid, std::int64_t group_begin, std::int64_t group_end) {

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "base/api.h"
 #include "codec/codec_name.h"
@@ -27,6 +28,13 @@ PC_API std::size_t wire_nbytes(const CodecSpec& spec, const Grid& grid, std::int
 // Largest such group_end so that the run from group_begin fits `capacity_nbytes`.
 PC_API std::int64_t groups_that_fit(const CodecSpec& spec, const Grid& grid, std::int64_t group_begin,
                                     std::size_t capacity_nbytes);
+// What a codec's groups take, whatever the tensor: codes, and before them sections, each padded to kSectionAlignment.
+struct GroupSizes {
+  int num_values;
+  int code_bits;                    // of a value
+  std::vector<int> section_nbytes;  // of a group, for each section
+};
+PC_API GroupSizes group_sizes(const CodecSpec& spec);
 // Addresses of the run [group_begin, group_end); throws a config error for raw, a tensor error for a run outside grid
 // or across a block.
 PC_API RunLayout run_layout(const CodecSpec& spec, const Grid& grid, std::int64_t group_begin, std::int64_t group_end);

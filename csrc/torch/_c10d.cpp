@@ -74,5 +74,5 @@ PYBIND11_MODULE(_c10d, module) {
            py::arg("inner_names"), py::arg("make_inner"), py::arg("timeout"), py::arg("codec"), py::arg("grad_codec"),
            py::arg("min_nbytes"))
       .def_property_readonly("timeout", &PipecommBackend::timeout);
-  module.def("close_all", &pipecomm::close_all, py::call_guard<py::gil_scoped_release>());
+  module.def("close_all", [] { pipecomm::without_gil(&pipecomm::close_all); });
 }

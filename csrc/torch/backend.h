@@ -23,10 +23,10 @@ struct CodecRule {
   CodecSpec to_lower;   // to lower ranks: activation gradients
   std::size_t min_nbytes = 0;
 
-  // Quantized, or could be in the other direction: the shape then crosses too, because groups lie inside a row.
+  // Coded, or would be in the other direction: the shape then crosses too, because groups lie inside a row.
   bool covers(const TensorView& tensor) const {
-    const bool is_on = to_higher.id != CodecId::raw || to_lower.id != CodecId::raw;
-    return is_on && is_quantizable(tensor.dtype) && tensor.nbytes() >= min_nbytes;
+    return is_coded(to_higher, tensor.dtype, tensor.nbytes(), min_nbytes) ||
+           is_coded(to_lower, tensor.dtype, tensor.nbytes(), min_nbytes);
   }
 };
 
@@ -83,16 +83,18 @@ class PipecommBackend : public CollectivesByInner {
 
   // Cancels what is pending: its waits raise. Idempotent.
   void shutdown() override {
-    const InterpreterLockReleased released;
-    if (communicator_) communicator_->close();
-    for (const InnerPtr& made : made_inners()) made->shutdown();
-    drop_inners();
+    without_gil([this] {
+      if (communicator_) communicator_->close();
+      for (const InnerPtr& made : made_inners()) made->shutdown();
+      drop_inners();
+    });
   }
 
   void abort() override {
-    const InterpreterLockReleased released;
-    if (communicator_) communicator_->close();
-    for (const InnerPtr& made : made_inners()) made->abort();
+    without_gil([this] {
+      if (communicator_) communicator_->close();
+      for (const InnerPtr& made : made_inners()) made->abort();
+    });
   }
 
  private:

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "torch/python_lock.h"
+#include "python/gil.h"
 
 namespace pipecomm {
 
@@ -106,18 +106,20 @@ class CollectivesByInner : public c10d::Backend {
   InnerPtr inner() { return inner_without_tensors(c10d::kUnsetTimeout); }
   // Those that there are so far.
   std::vector<InnerPtr> made_inners() {
-    const InterpreterLockReleased released;
-    const std::lock_guard<std::mutex> lock(inner_mutex_);
-    std::vector<InnerPtr> made;
-    for (const auto& [name, backend] : inners_) made.push_back(backend);
-    return made;
+    return without_gil([this] {
+      const std::lock_guard<std::mutex> lock(inner_mutex_);
+      std::vector<InnerPtr> made;
+      for (const auto& [name, backend] : inners_) made.push_back(backend);
+      return made;
+    });
   }
   // From here on collectives raise.
   void drop_inners() {
-    const InterpreterLockReleased released;
-    const std::lock_guard<std::mutex> lock(inner_mutex_);
-    is_closed_ = true;
-    inners_.clear();
+    without_gil([this] {
+      const std::lock_guard<std::mutex> lock(inner_mutex_);
+      is_closed_ = true;
+      inners_.clear();
+    });
   }
 
  private:
@@ -128,7 +130,10 @@ class CollectivesByInner : public c10d::Backend {
   InnerPtr inner_without_tensors(std::chrono::milliseconds timeout) { return inner_named(names_.at("cpu"), timeout); }
 
   InnerPtr inner_named(const std::string& name, std::chrono::milliseconds timeout) {
-    const InterpreterLockReleased released;
+    return without_gil([&] { return made_or_known(name, timeout); });
+  }
+
+  InnerPtr made_or_known(const std::string& name, std::chrono::milliseconds timeout) {
     const std::lock_guard<std::mutex> lock(inner_mutex_);
     if (is_closed_) {
       throw Error(ErrorKind::transport, "expected a process group in use; got a collective on a destroyed one, '" +

@@ -17,55 +17,44 @@
 
 namespace pipecomm {
 
-inline DType dtype_of(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kByte:
-      return DType::uint8;
-    case at::kChar:
-      return DType::int8;
-    case at::kShort:
-      return DType::int16;
-    case at::kInt:
-      return DType::int32;
-    case at::kLong:
-      return DType::int64;
-    case at::kUInt16:
-      return DType::uint16;
-    case at::kUInt32:
-      return DType::uint32;
-    case at::kUInt64:
-      return DType::uint64;
-    case at::kBool:
-      return DType::bool_;
-    case at::kHalf:
-      return DType::float16;
-    case at::kBFloat16:
-      return DType::bfloat16;
-    case at::kFloat:
-      return DType::float32;
-    case at::kDouble:
-      return DType::float64;
-    case at::kComplexFloat:
-      return DType::complex64;
-    case at::kComplexDouble:
-      return DType::complex128;
-    case at::kFloat8_e4m3fn:
-      return DType::float8_e4m3fn;
-    case at::kFloat8_e5m2:
-      return DType::float8_e5m2;
-    case at::kFloat8_e4m3fnuz:
-      return DType::float8_e4m3fnuz;
-    case at::kFloat8_e5m2fnuz:
-      return DType::float8_e5m2fnuz;
+struct DTypePair {
+  at::ScalarType torch;
+  DType own;
+};
+
+// Every dtype of plain numbers that this torch has.
+inline constexpr DTypePair kDTypes[] = {
+    {at::kByte, DType::uint8},
+    {at::kChar, DType::int8},
+    {at::kShort, DType::int16},
+    {at::kInt, DType::int32},
+    {at::kLong, DType::int64},
+    {at::kUInt16, DType::uint16},
+    {at::kUInt32, DType::uint32},
+    {at::kUInt64, DType::uint64},
+    {at::kBool, DType::bool_},
+    {at::kHalf, DType::float16},
+    {at::kBFloat16, DType::bfloat16},
+    {at::kFloat, DType::float32},
+    {at::kDouble, DType::float64},
+    {at::kComplexFloat, DType::complex64},
+    {at::kComplexDouble, DType::complex128},
+    {at::kFloat8_e4m3fn, DType::float8_e4m3fn},
+    {at::kFloat8_e5m2, DType::float8_e5m2},
+    {at::kFloat8_e4m3fnuz, DType::float8_e4m3fnuz},
+    {at::kFloat8_e5m2fnuz, DType::float8_e5m2fnuz},
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 7
-    case at::kFloat8_e8m0fnu:
-      return DType::float8_e8m0fnu;
+    {at::kFloat8_e8m0fnu, DType::float8_e8m0fnu},
 #endif
-    default:
-      throw Error(ErrorKind::tensor, std::string("expected a tensor of plain numbers; got dtype ") +
-                                         c10::toString(tensor.scalar_type()) +
-                                         "; send its bytes with tensor.view(torch.uint8)");
+};
+
+inline DType dtype_of(const at::Tensor& tensor) {
+  for (const DTypePair& pair : kDTypes) {
+    if (tensor.scalar_type() == pair.torch) return pair.own;
   }
+  throw Error(ErrorKind::tensor, std::string("expected a tensor of plain numbers; got dtype ") +
+                                     c10::toString(tensor.scalar_type()) +
+                                     "; send its bytes with tensor.view(torch.uint8)");
 }
 
 inline std::string describe(const at::Tensor& tensor) {

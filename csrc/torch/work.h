@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "python/gil.h"
 #include "torch/device.h"
-#include "torch/python_lock.h"
 #include "transport/api/communicator.h"
 
 namespace pipecomm {

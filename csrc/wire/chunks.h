@@ -38,7 +38,7 @@ class PC_API ChunkCursor {
 
   const CodecSpec& codec() const { return codec_; }
   const Grid& grid() const { return grid_; }
-  bool is_raw() const { return codec_.id == CodecId::raw; }
+  bool is_raw() const { return codec_.is_raw(); }
   std::int64_t position() const { return position_; }
   bool is_at_end() const { return position_ == end_; }
   // The next chunk; of a raw tensor, at most `most_raw` bytes. Throws a tensor error where no group fits a chunk.

@@ -189,8 +189,8 @@ MessageHeader read_header(std::span<const std::byte> bytes) {
   if ((fixed.flags & kOrdered) != 0) header.order = unpack_order(order, fixed.ndim);
   header.payload_nbytes = header.absent ? 0 : checked_nbytes(header.dtype, header.shape);
   require(header.payload_nbytes == fixed.payload_nbytes, "payload bytes that fit the shape");
-  require(header.codec.id == CodecId::raw || is_quantizable(header.dtype), "a float dtype for a quantizing codec");
-  require(!header.at_source || (header.codec.id == CodecId::raw && !header.in_slots && header.payload_nbytes > 0),
+  require(carries(header.codec, header.dtype), "a float dtype for a quantizing codec");
+  require(!header.at_source || (header.codec.is_raw() && !header.in_slots && header.payload_nbytes > 0),
           "bytes of a raw tensor at their source");
   const std::size_t chunk_nbytes = header.in_slots ? kDeviceChunkNbytes : kChunkNbytes;
   header.wire_nbytes = header.absent ? 0 : chunked_wire_nbytes(header.codec, header.dtype, header.shape, chunk_nbytes);
@@ -209,7 +209,7 @@ bool is_dim_order(const DimOrder& order, std::size_t num_dims) {
 std::uint64_t chunked_wire_nbytes(const CodecSpec& codec, DType dtype, const std::vector<std::int64_t>& shape,
                                   std::size_t chunk_nbytes) {
   const std::uint64_t payload_nbytes = checked_nbytes(dtype, shape);
-  if (codec.id == CodecId::raw || payload_nbytes == 0) return payload_nbytes;
+  if (codec.is_raw() || payload_nbytes == 0) return payload_nbytes;
   ChunkCursor cursor(codec, shape, payload_nbytes, chunk_nbytes);
   std::uint64_t total = 0;
   while (!cursor.is_at_end()) {

@@ -14,14 +14,19 @@ namespace pipecomm {
 
 enum class Direction : std::uint8_t { none = 0, forward = 1, backward = 2 };
 
+// "none", "forward", "backward".
+PC_API const char* direction_name(Direction direction);
+// Inverse of direction_name; throws a config error for any other text.
+PC_API Direction direction_from_name(const std::string& name);
+
 inline constexpr int kAnySource = -1;
 inline constexpr std::int32_t kNoMicrobatch = -1;
 inline constexpr std::int32_t kNoStage = -1;
 inline constexpr int kMaxDims = 16;
 
 // Messages match by source and key, and those of one key in the order they were sent. `stage` is the stage that takes
-// the message: two ranks may share several boundaries. A lower epoch than the receiver's current one belongs to a step
-// that was given up: it is dropped on arrival.
+// the message: two ranks may share several boundaries. A lower epoch than the receiver's current one belongs to a
+// section that was given up: it is dropped on arrival.
 struct MessageKey {
   std::int32_t tag = 0;
   Direction direction = Direction::none;

@@ -94,6 +94,12 @@ def _add_pipeline(train: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--stages", type=_positive_int, help="ranks (default: 2; with torchrun, its world size)"
     )
+    train.add_argument(
+        "--stages-per-rank",
+        type=_positive_int,
+        default=1,
+        help="more than one needs a schedule that has a form for it: interleaved",
+    )
     train.add_argument("--microbatches", type=_positive_int, default=8, help="per step")
     train.add_argument("--schedule", default="1f1b", help="how a step is ordered")
     train.add_argument(
@@ -154,17 +160,61 @@ def _add_simulate(added: Any, commands: Commands) -> None:
     )
     simulate.set_defaults(command=commands["simulate"])
     _add_json(simulate)
-    simulate.add_argument("--schedule", default="1f1b", help="how a step is ordered")
-    simulate.add_argument("--stages", type=_positive_int, default=4, help="one per rank")
+    _add_size(simulate)
+    _add_costs(simulate)
+    _add_output(simulate)
+
+
+def _add_size(simulate: argparse.ArgumentParser) -> None:
+    order = simulate.add_mutually_exclusive_group()
+    order.add_argument("--schedule", default="1f1b", help="how a step is ordered")
+    order.add_argument("--csv", type=Path, help="file with the lists of a schedule instead")
+    order.add_argument(
+        "--compare", action="store_true", help="all schedules side by side, and which one to take"
+    )
+    simulate.add_argument("--stages", type=_positive_int, default=4, help="of the whole model")
+    simulate.add_argument(
+        "--ranks", type=_positive_int, help="(default: as many as the schedule needs)"
+    )
     simulate.add_argument("--microbatches", type=_positive_int, default=8, help="per step")
-    for name, default, what in (
-        ("forward", 1.0, "one forward pass"),
-        ("backward", 2.0, "one backward pass"),
-        ("transfer", 0.0, "one transfer between neighbours"),
+    simulate.add_argument(
+        "--update-every", type=_positive_int, help="microbatches (pipedream-2bw, paci)"
+    )
+    simulate.add_argument(
+        "--max-activations", type=_positive_int, help="microbatches a rank may keep (planned)"
+    )
+    simulate.add_argument(
+        "--memory-limit",
+        type=_positive,
+        metavar="GIB",
+        help="of a rank, for --compare; in microbatches where the costs have no bytes",
+    )
+
+
+def _add_costs(simulate: argparse.ArgumentParser) -> None:
+    simulate.add_argument(
+        "--costs", type=Path, metavar="FILE", help="JSON; the options below come before it"
+    )
+    for name, what in (
+        (
+            "forward",
+            "one forward pass of a microbatch, or one number per stage: 1,1,1.5 (default: 1)",
+        ),
+        ("backward", "one backward pass, likewise (default: 2)"),
+        ("weight", "the part of it for the weights, likewise (default: half)"),
+        ("transfer", "one transfer between neighbours, or one number per link (default: 0)"),
+        ("latency", "from leaving a link to arrival, likewise (default: 0)"),
     ):
-        simulate.add_argument(
-            f"--{name}-ms", type=_not_negative, default=default, help=f"{what} of a microbatch"
-        )
+        simulate.add_argument(f"--{name}-ms", type=_numbers, metavar="MS", help=what)
+
+
+def _add_output(simulate: argparse.ArgumentParser) -> None:
+    simulate.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="write a picture (.png, .svg) or a trace for Perfetto (.json)",
+    )
 
 
 def _add_replay(added: Any, commands: Commands) -> None:
@@ -227,6 +277,10 @@ def _not_negative(text: str) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise argparse.ArgumentTypeError(f"expected a number of 0 or more; got {text!r}")
     return value
+
+
+def _numbers(text: str) -> list[float]:
+    return [_not_negative(part) for part in text.split(",")]
 
 
 def _positive(text: str) -> float:

@@ -15,6 +15,7 @@ from dataclasses import fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from pipecomm import settings
 from pipecomm.app.arguments import parse
 from pipecomm.errors import ConfigError, PeerLostError, PipecommError, StageFailedError
 
@@ -100,10 +101,8 @@ def _train_as_rank(args: argparse.Namespace, place: Place) -> int:
 
 
 def _leave(place: Place, text: str, code: int) -> None:
-    from pipecomm.outcome import EVENT_FD
-
     # The launcher puts the rank in front itself.
-    prefix = "" if EVENT_FD in os.environ else f"[rank {place.rank}] "
+    prefix = "" if settings.EVENT_FD.text() else f"[rank {place.rank}] "
     print(f"{prefix}pipecomm: error: {text}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(code)
@@ -141,7 +140,7 @@ def _join_and_train(
 
     from pipecomm.app.train import train
 
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    torch.set_num_threads(settings.OMP_NUM_THREADS.value())
     dist.init_process_group("pipecomm", timeout=timedelta(seconds=options.timeout_s))
     train(options, place, report)
     dist.destroy_process_group()
@@ -162,7 +161,7 @@ def _train_options(args: argparse.Namespace, default_stages: int) -> TrainOption
     if args.stages is None:
         values["stages"] = default_stages
     if args.layers is None:
-        values["layers"] = max(_DEFAULT_LAYERS, values["stages"])
+        values["layers"] = max(_DEFAULT_LAYERS, values["stages"] * args.stages_per_rank)
     for name, default in zip(("codec", "grad_codec"), defaults, strict=True):
         if values[name] is None:
             values[name] = default
@@ -205,38 +204,6 @@ def _attach(args: argparse.Namespace) -> int:
 
 
 def _simulate(args: argparse.Namespace) -> int:
-    from pipecomm.schedule import Costs, build
+    from pipecomm.app.simulate import simulate
 
-    schedule = build(args.schedule, args.stages, args.microbatches)
-    transfer_s = args.transfer_ms / 1e3
-    simulation = schedule.simulate(
-        Costs(
-            forward_s=args.forward_ms / 1e3,
-            backward_s=args.backward_ms / 1e3,
-            forward_transfer_s=transfer_s,
-            backward_transfer_s=transfer_s,
-        )
-    )
-    if args.json:
-        document = {
-            "schedule": schedule.name,
-            "stages": schedule.num_stages,
-            "microbatches": schedule.num_microbatches,
-            "step_s": simulation.step_s,
-            "bubble": simulation.bubble,
-            "exposed_comm_s": list(simulation.exposed_comm_s),
-            "peak_activations": list(schedule.peak_activations()),
-        }
-        print(json.dumps(document))
-        return _OK
-    print(schedule.draw())
-    print(f"\nstep {simulation.step_s * 1e3:g} ms, bubble {simulation.bubble:.1%}")
-    rows = zip(
-        simulation.rank_bubbles, simulation.exposed_comm_s, schedule.peak_activations(), strict=True
-    )
-    for rank, (bubble, exposed_s, activations) in enumerate(rows):
-        print(
-            f"rank {rank}: bubble {bubble:.1%}, exposed communication {exposed_s * 1e3:g} ms, "
-            f"at most {activations} microbatches in memory"
-        )
-    return _OK
+    return simulate(args)

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pipecomm import settings
 from pipecomm._version import __version__
 
 __all__ = ["examine", "format_findings"]
@@ -143,7 +144,7 @@ def _nvcc() -> str:
 
 
 def _compiler() -> str:
-    name = os.environ.get("CXX", "g++")
+    name = settings.CXX.text() or "g++"
     found = shutil.which(name) or shutil.which("clang++")
     if found is None:
         raise _MissingPartError(f"no {name} and no clang++: only needed to build")

@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipecomm import settings
 from pipecomm.app.rank import EXIT_OTHER_RANK
 from pipecomm.errors import ConfigError
-from pipecomm.outcome import ENDED_BY_ANOTHER, EVENT_FD, LAUNCHER_PID, Event
+from pipecomm.outcome import ENDED_BY_ANOTHER, Event
 
 __all__ = ["Outcome", "launch", "open_store"]
 
@@ -309,7 +310,7 @@ def _environment(rank: int, num_ranks: int, port: int, event_fd: int) -> Mapping
     defaults = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return {
         **defaults,
-        **os.environ,
+        **settings.environment(),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(num_ranks),
@@ -319,8 +320,8 @@ def _environment(rank: int, num_ranks: int, port: int, event_fd: int) -> Mapping
         # Makes every rank a client of the launcher's store.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "PYTHONUNBUFFERED": "1",
-        LAUNCHER_PID: str(os.getpid()),
-        EVENT_FD: str(event_fd),
+        settings.LAUNCHER_PID.name: str(os.getpid()),
+        settings.EVENT_FD.name: str(event_fd),
     }
 
 

@@ -7,10 +7,10 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, TextIO
 
+from pipecomm import settings
 from pipecomm.errors import ConfigError
-from pipecomm.outcome import LAUNCHER_PID
 
 __all__ = [
     "EXIT_OTHER_RANK",
@@ -24,7 +24,7 @@ __all__ = [
 EXIT_OTHER_RANK = 3
 
 _PR_SET_PDEATHSIG = 1
-_NUMBERS = ("RANK", "WORLD_SIZE", "MASTER_PORT")
+_NUMBERS = (settings.RANK, settings.WORLD_SIZE, settings.MASTER_PORT)
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ def place_from_environment() -> Place | None:
 
     Raises ConfigError that names every variable that is missing or wrong.
     """
-    if not {"RANK", "WORLD_SIZE"} & os.environ.keys():
+    if settings.RANK.text() is None and settings.WORLD_SIZE.text() is None:
         return None
-    wrong = [_problem(name) for name in (*_NUMBERS, "MASTER_ADDR")]
+    wrong = [_problem(setting) for setting in (*_NUMBERS, settings.MASTER_ADDR)]
     problems = [text for text in wrong if text]
     if not problems:
-        place = Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+        place = Place(settings.RANK.value(), settings.WORLD_SIZE.value())
         if place.rank < place.size:
             return place
         problems = [f"RANK={place.rank} is not below WORLD_SIZE={place.size}"]
@@ -61,14 +61,14 @@ def place_from_environment() -> Place | None:
 
 def die_with_launcher() -> None:
     """Have the kernel kill this rank when its launcher dies, however that dies."""
-    launcher = os.environ.get(LAUNCHER_PID)
-    if launcher is None:
+    if settings.LAUNCHER_PID.text() is None:
         return
+    launcher = settings.LAUNCHER_PID.value()
     # The launcher passes Ctrl-C on; a rank needs no traceback to end.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # It may have died before the kernel was told.
-    if os.getppid() != int(launcher):
+    if os.getppid() != launcher:
         os._exit(EXIT_OTHER_RANK)
 
 
@@ -80,8 +80,11 @@ def claim_stdout() -> TextIO:
     return claimed
 
 
-def _problem(name: str) -> str:
-    value = os.environ.get(name)
-    if not value:
-        return f"no {name}"
-    return f"{name}={value!r}" if name in _NUMBERS and not value.isdecimal() else ""
+def _problem(setting: settings.Setting[Any]) -> str:
+    if setting.text() is None:
+        return f"no {setting.name}"
+    try:
+        setting.value()
+    except ConfigError:
+        return f"{setting.name}={setting.text()!r}"
+    return ""

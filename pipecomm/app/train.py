@@ -5,11 +5,12 @@ All ranks run `train` with the same options. The last rank, which alone knows th
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,19 +18,21 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from pipecomm.app.arguments import AUTO_LINK
 from pipecomm.app.data import Corpus, load_corpus
 from pipecomm.app.gpt import GptConfig, GptStage, byte_loss, layers_of_stage
 from pipecomm.app.rank import Place
 from pipecomm.codecs.policy import CodecPolicy
+from pipecomm.direction import Direction
 from pipecomm.engine.pipeline import Pipeline
 from pipecomm.engine.stats import StepStats
 from pipecomm.engine.timeline import TimelineEvent, draw_timeline, write_trace
 from pipecomm.errors import ConfigError
 from pipecomm.links.link import LinkEmulation
 from pipecomm.outcome import Event
-from pipecomm.schedule import build
+from pipecomm.schedule import Placement, Schedule, build
 
 __all__ = ["TrainOptions", "train"]
 
@@ -47,7 +50,9 @@ _WEIGHT_DECAY = 0.1
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """What `pipecomm train` was asked for. link_mbps: 0 = the real path, AUTO_LINK = choose."""
+    """What `pipecomm train` was asked for. `stages`: ranks, each of `stages_per_rank` stages of the
+    model. link_mbps: 0 = the real path, AUTO_LINK = choose.
+    """
 
     stages: int
     microbatches: int
@@ -69,10 +74,21 @@ class TrainOptions:
     held_out_batches: int
     timeout_s: float
     out: Path
+    stages_per_rank: int = 1
 
     @property
     def model(self) -> GptConfig:
         return GptConfig(self.layers, self.width, self.heads, self.sequence_length)
+
+    @property
+    def num_stages(self) -> int:
+        """Of the model, over all ranks."""
+        return self.stages * self.stages_per_rank
+
+    @functools.cached_property
+    def order(self) -> Schedule:
+        """Raises ConfigError for an unknown schedule, and one without a form of this size."""
+        return build(self.schedule, self.num_stages, self.microbatches, self.stages)
 
     @property
     def runs(self) -> list[tuple[str, str]]:
@@ -82,8 +98,8 @@ class TrainOptions:
 
     def check(self) -> None:
         """Raise ConfigError for all that can be known to fail before any rank starts."""
-        layers_of_stage(self.model.num_layers, 0, self.stages)
-        build(self.schedule, self.stages, self.microbatches)
+        layers_of_stage(self.model.num_layers, 0, self.num_stages)
+        _ = self.order
         for name in (self.codec, self.grad_codec):
             CodecPolicy.parse(name)
         if self.compare and self.runs[0] == self.runs[1]:
@@ -100,7 +116,8 @@ class TrainOptions:
 def train(options: TrainOptions, place: Place, report: Callable[[Event], None]) -> None:
     """Train and measure on this rank, inside the default process group.
 
-    The last rank gives `report` a "start", then a "step" event per step, then the "result".
+    The rank of the last stage, which alone knows the loss, gives `report` a "start", then a "step"
+    event per step, then the "result".
     """
     corpus = load_corpus(options.data, options.sequence_length)
     _require_same_text(corpus)
@@ -114,11 +131,12 @@ def train(options: TrainOptions, place: Place, report: Callable[[Event], None]) 
         },
         "num_steps": options.steps,
     }
-    if place.is_last:
+    is_reporter = options.order.placement.last_rank == place.rank
+    if is_reporter:
         report({"event": "start", **about})
     runs = [_Run(options, place, corpus, emulation, codecs) for codecs in options.runs]
     results = [run.train(report) for run in runs]
-    if place.is_last:
+    if is_reporter:
         report({"event": "result", **about, "runs": results})
 
 
@@ -139,9 +157,14 @@ class _Run:
         self._emulation = emulation
         self._codec, self._grad_codec = codecs
         self._name = self._codec if len({*codecs}) == 1 else "+".join(codecs)
-        self._stage = GptStage(options.model, place.rank, place.size, options.seed)
+        self._placement = options.order.placement
+        self._is_reporter = self._placement.last_rank == place.rank
+        self._stages = nn.ModuleList(
+            GptStage(options.model, stage, options.num_stages, options.seed)
+            for stage in self._placement.stages_of(place.rank)
+        )
         self._optimizer = torch.optim.AdamW(
-            self._stage.parameters(), betas=_BETAS, weight_decay=_WEIGHT_DECAY
+            self._stages.parameters(), betas=_BETAS, weight_decay=_WEIGHT_DECAY
         )
         self._losses: list[float] = []
         self._stats: list[StepStats] = []
@@ -154,7 +177,7 @@ class _Run:
         with self._connect() as pipeline:
             for step in range(self._options.steps):
                 self._step(pipeline, step)
-                if self._place.is_last:
+                if self._is_reporter:
                     report(self._progress(step, time.monotonic() - start_s))
             for index in range(self._options.held_out_batches):
                 self._evaluate(pipeline, index)
@@ -163,7 +186,7 @@ class _Run:
 
     def _connect(self) -> Pipeline:
         return Pipeline(
-            self._stage,
+            list(self._stages),
             schedule=self._options.schedule,
             num_microbatches=self._options.microbatches,
             loss_fn=byte_loss,
@@ -192,8 +215,10 @@ class _Run:
             self._held_out_losses.append(result.loss)
 
     def _progress(self, step: int, elapsed_s: float) -> Event:
-        # Every boundary carries the same shapes, so the last one stands for all.
+        # Every boundary carries the same shapes, so those of this rank stand for all.
         own = sum(stats.wire_nbytes_sent + stats.wire_nbytes_received for stats in self._stats)
+        messages = [hop for hop in self._placement.hops if hop.is_message]
+        num_own = sum(self._place.rank in (hop.sender, hop.receiver) for hop in messages)
         num_tokens = (step + 1) * self._options.batch_size * self._options.sequence_length
         return {
             "event": "step",
@@ -201,7 +226,7 @@ class _Run:
             "step": step + 1,
             "loss": self._losses[-1],
             "tokens_per_s": num_tokens / elapsed_s,
-            "wire_nbytes": own * (self._place.size - 1),
+            "wire_nbytes": own * len(messages) // max(num_own, 1),
         }
 
     def _summary(self) -> dict[str, Any]:
@@ -210,15 +235,15 @@ class _Run:
         step_s = [max(one.step_s for one in step) for step in steps]
         typical = min(range(len(steps)), key=lambda k: abs(step_s[k] - statistics.median(step_s)))
         events = _gather(self._stats[typical].events)
-        losses = _gather((self._losses, self._held_out_losses))[-1]
+        losses = _gather((self._losses, self._held_out_losses))[self._placement.last_rank]
         num_tokens = self._options.batch_size * self._options.sequence_length
         in_use = _gather(self._codecs_in_use)
         return {
             "name": self._name,
             "codec": self._codec,
             "grad_codec": self._grad_codec,
-            "codecs": [codecs["forward"] for codecs in in_use[:-1]],
-            "grad_codecs": [codecs["backward"] for codecs in in_use[1:]],
+            "codecs": _by_boundary(in_use, self._placement, "forward"),
+            "grad_codecs": _by_boundary(in_use, self._placement, "backward"),
             "first_loss": losses[0][0],
             "train_loss": statistics.fmean(losses[0][-_NUM_FINAL_STEPS:]),
             "held_out_loss": statistics.fmean(losses[1]),
@@ -228,7 +253,7 @@ class _Run:
             "exposed_comm_s": _typical_mean(steps, lambda one: one.exposed_comm_s),
             "payload_nbytes_sent": sum(one.payload_nbytes_sent for step in steps for one in step),
             "wire_nbytes_sent": sum(one.wire_nbytes_sent for step in steps for one in step),
-            "files": self._write_timeline(events, typical) if self._place.is_last else [],
+            "files": self._write_timeline(events, typical) if self._is_reporter else [],
         }
 
     def _stats_without_events(self) -> list[StepStats]:
@@ -244,6 +269,15 @@ class _Run:
         title = f"{self._options.schedule}, {self._name}, step {step + 1}"
         draw_timeline(picture, by_rank, f"{title} ({_describe_link(self._emulation)})")
         return [str(picture), str(trace)]
+
+
+def _by_boundary(
+    in_use: Sequence[Mapping[str, str]], placement: Placement, direction: Direction
+) -> list[str]:
+    """The codec of each boundary, of `Pipeline.codecs` by rank; raw inside a rank."""
+    names = [iter(codecs.get(direction, "").split(", ")) for codecs in in_use]
+    hops = [placement.hop_over(k, direction) for k in range(placement.num_boundaries)]
+    return [next(names[hop.sender]) if hop.is_message else "raw" for hop in hops]
 
 
 def _describe_link(emulation: LinkEmulation | None) -> str:
@@ -286,9 +320,10 @@ def _compute_s(options: TrainOptions, place: Place, rows: int) -> float:
 
     The least of several: what else the machine does for a moment must not choose the link.
     """
-    stage = GptStage(options.model, place.rank, place.size, options.seed)
+    index = options.order.placement.stages_of(place.rank)[0]
+    stage = GptStage(options.model, index, options.num_stages, options.seed)
     x = torch.zeros(rows, options.sequence_length, dtype=torch.int64)
-    if place.rank > 0:
+    if index > 0:
         x = torch.randn(*x.shape, options.width, requires_grad=True)
     dist.barrier()
     times = []

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,6 +65,10 @@ class Codec:
     def __str__(self) -> str:
         return self.name
 
+    def covers(self, tensor: torch.Tensor, min_nbytes: int = 0) -> bool:
+        """Whether the tensor goes through this codec on its way; others travel bit for bit."""
+        return not self.is_raw and tensor.dtype in QUANTIZABLE and tensor.nbytes >= min_nbytes
+
     def wire_nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """Bytes that a tensor of this shape and dtype takes on the wire.
 
@@ -73,7 +78,7 @@ class Codec:
         extents = _checked_shape(shape)
         if self.is_raw:
             return math.prod(extents) * dtype.itemsize
-        return int(core.codec_wire_nbytes(self.name, *_grid(extents)))
+        return core.codec_wire_nbytes(self.name, *_grid(extents))
 
     def encode(
         self, x: torch.Tensor, out: torch.Tensor | None = None, seed: int | None = None
@@ -100,7 +105,13 @@ class Codec:
         source = x.detach().resolve_conj().resolve_neg().contiguous()
         if self.is_raw:
             return out.copy_(_bytes_of(source))
-        self._run("codec_encode", source, source.data_ptr(), out.data_ptr(), seed)
+        dtype, rows, cols = _dtype_and_grid(source)
+        src, dst = source.data_ptr(), out.data_ptr()
+        if source.is_cuda:
+            with self._stream_of(source.device) as stream:
+                core.codec_encode_cuda(self.name, dtype, src, rows, cols, dst, stream, seed)
+        else:
+            core.codec_encode(self.name, dtype, src, rows, cols, dst, seed)
         return out
 
     def decode(self, wire: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -123,7 +134,7 @@ class Codec:
         if self.is_raw:
             _bytes_of(target).copy_(wire)
         else:
-            self._run("codec_decode", target, wire.data_ptr(), target.data_ptr())
+            self._decode(wire, target)
         if target is not plain:
             plain.copy_(target)
         if not out.is_inference():
@@ -141,23 +152,29 @@ class Codec:
             "Send other dtypes with codec 'raw'."
         )
 
-    def _run(
-        self, function: str, tensor: torch.Tensor, source: int, target: int, *more: int | None
-    ) -> None:
-        rows, cols = _grid(tensor.shape)
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        if not tensor.is_cuda:
-            getattr(core, function)(self.name, dtype, source, rows, cols, target, *more)
-            return
+    def _decode(self, wire: torch.Tensor, target: torch.Tensor) -> None:
+        dtype, rows, cols = _dtype_and_grid(target)
+        src, dst = wire.data_ptr(), target.data_ptr()
+        if target.is_cuda:
+            with self._stream_of(target.device) as stream:
+                core.codec_decode_cuda(self.name, dtype, src, rows, cols, dst, stream)
+        else:
+            core.codec_decode(self.name, dtype, src, rows, cols, dst)
+
+    @contextlib.contextmanager
+    def _stream_of(self, device: torch.device) -> Iterator[int]:
+        """The address of a CUDA device's current stream; the device is current inside."""
         if not core.build_info()["cuda"]:
             raise NotBuiltError(
-                f"codec {self.name!r} on {tensor.device} needs pipecomm's CUDA kernels; this "
+                f"codec {self.name!r} on {device} needs pipecomm's CUDA kernels; this "
                 "build has none. Build again where nvcc is on PATH (PIPECOMM_CUDA=on)."
             )
-        with torch.cuda.device(tensor.device):
-            stream = torch.cuda.current_stream().cuda_stream
-            run = getattr(core, f"{function}_cuda")
-            run(self.name, dtype, source, rows, cols, target, stream, *more)
+        with torch.cuda.device(device):
+            yield torch.cuda.current_stream().cuda_stream
+
+
+def _dtype_and_grid(tensor: torch.Tensor) -> tuple[str, int, int]:
+    return str(tensor.dtype).removeprefix("torch."), *_grid(tensor.shape)
 
 
 def _grid(shape: Sequence[int]) -> tuple[int, int]:

@@ -18,9 +18,6 @@ from pipecomm.codecs.codec import QUANTIZABLE, Codec
 
 __all__ = ["decode", "encode", "through"]
 
-# Scales, zeros and spikes are sections, each padded to this.
-_SECTION_NBYTES = 16
-
 
 @torch.library.custom_op("pipecomm::encode", mutates_args=())
 def encode(x: torch.Tensor, codec: str, seed: int | None = None) -> torch.Tensor:
@@ -109,36 +106,25 @@ def _wire_nbytes(codec: str, shape: Sequence[int], dtype: torch.dtype) -> int:
     chosen.wire_nbytes((0,), dtype)  # raises for a dtype that does not fit
     if chosen.is_raw:
         return math.prod(shape) * dtype.itemsize
-    group_size, code_bits, sections = _layout(chosen.name)
+    group_size, code_bits, sections, alignment = _group_sizes(chosen.name)
     rows, cols = (math.prod(shape[:-1]), shape[-1]) if len(shape) > 0 else (1, 1)
     num_groups = rows * ((cols + group_size - 1) // group_size)
     in_sections = sum(
-        (nbytes * num_groups + _SECTION_NBYTES - 1) // _SECTION_NBYTES * _SECTION_NBYTES
-        for nbytes in sections
+        (nbytes * num_groups + alignment - 1) // alignment * alignment for nbytes in sections
     )
     row_codes = cols // group_size * (group_size * code_bits // 8)
     row_codes += (cols % group_size * code_bits + 7) // 8
     return in_sections + rows * row_codes
 
 
+# Cached, and so no part of a graph that is traced.
 @functools.cache
-def _layout(name: str) -> tuple[int, int, tuple[int, ...]]:
-    """Values of a group, bits of a code, bytes a group takes in each section before the codes.
-
-    Read off from sizes, but for the spikes.
+def _group_sizes(name: str) -> tuple[int, int, tuple[int, ...], int]:
+    """Values of a group, bits of a code, bytes a group takes in each section before the codes,
+    and what sections are padded to.
     """
-    _, _, options = name.partition(":")
-    num_spikes = next((int(o[7:]) for o in options.split(",") if o.startswith("spikes=")), 0)
-    spikes = (2 * num_spikes, num_spikes) if num_spikes else ()
-
-    def nbytes(cols: int) -> int:
-        # 16 rows of one group fill every section to its last byte.
-        return int(core.codec_wire_nbytes(name, 16, cols)) - 16 * sum(spikes)
-
-    num_sections = (nbytes(1) - 16) // 32
-    code_bits = (nbytes(32) - 32 * num_sections) // 64
-    group_size = next(size for size in (32, 64, 128) if nbytes(size + 1) - nbytes(size) > 16)
-    return group_size, code_bits, (2,) * num_sections + spikes
+    num_values, code_bits, section_nbytes, alignment = core.codec_group_sizes(name)
+    return num_values, code_bits, tuple(section_nbytes), alignment
 
 
 def _save_settings(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from pipecomm.codecs.codec import QUANTIZABLE, Codec
+from pipecomm.codecs.codec import Codec
 from pipecomm.errors import ConfigError
 
 __all__ = ["AUTO", "BoundaryCodec", "CodecPolicy", "Codecs", "codec_for_speed"]
@@ -164,7 +164,7 @@ class BoundaryCodec:
         errors = [
             relative_error(self._codec, tensor)
             for tensor in tensors
-            if tensor is not None and self.applies_to(tensor)
+            if tensor is not None and self._codec.covers(tensor, self.min_nbytes)
         ]
         # Values that are not finite arrive as such: they say nothing about the codec.
         worst = max((error for error in errors if error == error), default=0.0)
@@ -176,10 +176,6 @@ class BoundaryCodec:
             self._where, self._codec, worst, self._num_steps, self._policy.guard_limit,
         )  # fmt: skip
         self._codec = _RAW
-
-    def applies_to(self, tensor: Tensor) -> bool:
-        """Whether the tensor goes through a codec at all."""
-        return tensor.dtype in QUANTIZABLE and tensor.nbytes >= self.min_nbytes
 
 
 def relative_error(codec: Codec, x: Tensor) -> float:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import os
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+
+from pipecomm import settings
 
 __all__ = ["is_wanted", "take_over_gloo"]
 
@@ -18,7 +19,7 @@ _log = logging.getLogger("pipecomm")
 
 
 def is_wanted() -> bool:
-    return os.environ.get("PIPECOMM_AUTOLOAD") == "1"
+    return settings.AUTOLOAD.text() == "1"
 
 
 @functools.cache

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from pipecomm import settings
 from pipecomm.codecs.codec import Codec
 from pipecomm.drop_in import c10d_build
 from pipecomm.drop_in import env as env_rendezvous
@@ -37,27 +37,14 @@ _NAME = "pipecomm"
 _GLOO, _NCCL = "gloo", "nccl"
 _DEFAULT_INNER = f"cpu:{_GLOO},cuda:{_NCCL}"
 _log = logging.getLogger(_NAME)
-# Messages below this size gain nothing from a codec: they cost latency, not bandwidth.
-_MIN_NBYTES = 65536
 _MAX_RANKS_IN_NAME = 8
 
 
-def _from_env(variable: str, default: str) -> str:
-    return os.environ.get(variable) or default
-
-
-def _codec_from_env(variable: str) -> Codec:
+def _codec_of(setting: settings.Setting[str]) -> Codec:
     try:
-        return Codec.parse(_from_env(variable, "raw"))
+        return Codec.parse(setting.value())
     except ConfigError as error:
-        raise ConfigError(f"{variable}: {error}") from error
-
-
-def _min_nbytes_from_env() -> int:
-    text = _from_env("PIPECOMM_MIN_NBYTES", str(_MIN_NBYTES))
-    if not text.isdecimal():
-        raise ConfigError(f"expected a number of bytes in PIPECOMM_MIN_NBYTES; got {text!r}")
-    return int(text)
+        raise ConfigError(f"{setting.name}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -83,9 +70,9 @@ class BackendOptions:
     none, or a bad number.
     """
 
-    codec: str | Codec = field(default_factory=lambda: _codec_from_env("PIPECOMM_CODEC"))
-    grad_codec: str | Codec = field(default_factory=lambda: _codec_from_env("PIPECOMM_GRAD_CODEC"))
-    min_nbytes: int = field(default_factory=_min_nbytes_from_env)
+    codec: str | Codec = field(default_factory=lambda: _codec_of(settings.CODEC))
+    grad_codec: str | Codec = field(default_factory=lambda: _codec_of(settings.GRAD_CODEC))
+    min_nbytes: int = field(default_factory=settings.MIN_NBYTES.value)
     inner: str = field(default_factory=lambda: _DEFAULT_INNER if _has_nccl() else _GLOO)
     timeout: timedelta | None = None
     limits: FlowLimits = field(default_factory=FlowLimits)
@@ -273,7 +260,7 @@ def _make_inner(members: _Members, made: dict[str, Any], name: str, timeout: tim
 
 
 def _make_gloo(members: _Members, timeout: timedelta) -> Any:
-    check_interfaces("GLOO_SOCKET_IFNAME")
+    check_interfaces(settings.GLOO_SOCKET_IFNAME)
     rank, size = members.rank, members.size
     try:
         return dist.ProcessGroupGloo(_sub_store(members.store, "inner"), rank, size, timeout)

@@ -23,7 +23,7 @@ from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from types import ModuleType
 
-from pipecomm import _native
+from pipecomm import _native, settings
 from pipecomm.drop_in.c10d_compile import CompileError, compile_module, module_name, torch_version
 from pipecomm.errors import NotBuiltError
 
@@ -92,7 +92,7 @@ def _build(csrc: Path, torch_folder: Path, path: Path) -> None:
         file=sys.stderr,
         flush=True,
     )
-    compile_module(csrc, torch_folder, _PACKAGE, path)
+    compile_module(csrc, torch_folder, _PACKAGE, settings.environment(), path)
 
 
 def _load_file(path: Path, torch_folder: Path) -> ModuleType:
@@ -145,7 +145,7 @@ def _cache_folder() -> Path:
 
 
 def _cache_candidates() -> Iterator[Path]:
-    chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    chosen = Path(settings.XDG_CACHE_HOME.value())
     home = Path(os.path.expanduser("~"))
     if chosen.is_absolute():
         yield chosen / "pipecomm"

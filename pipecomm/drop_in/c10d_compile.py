@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 __all__ = ["CompileError", "compile_module", "find_compiler", "module_name", "torch_version"]
@@ -55,12 +55,12 @@ def module_name(csrc: Path, torch_folder: Path) -> str:
     return f"_c10d-{torch_version(torch_folder)}-{digest.hexdigest()[:12]}{suffix}"
 
 
-def find_compiler() -> list[str]:
-    """Command of a working C++20 compiler: CXX, else the first of c++, g++, clang++.
+def find_compiler(environment: Mapping[str, str]) -> list[str]:
+    """Command of a working C++20 compiler: CXX there, else the first of c++, g++, clang++.
 
     Raises CompileError when there is none.
     """
-    chosen = os.environ.get("CXX", "").strip()
+    chosen = environment.get("CXX", "").strip()
     tried = [shlex.split(chosen)] if chosen else [["c++"], ["g++"], ["clang++"]]
     for command in tried:
         if shutil.which(command[0]) and _compiles(command):
@@ -74,19 +74,26 @@ def find_compiler() -> list[str]:
 
 
 def compile_module(
-    csrc: Path, torch_folder: Path, library_folder: Path, output: Path, *, werror: bool = False
+    csrc: Path,
+    torch_folder: Path,
+    library_folder: Path,
+    environment: Mapping[str, str],
+    output: Path,
+    *,
+    werror: bool = False,
 ) -> None:
     """Compile the torch half to `output`, which appears complete or not at all.
 
-    library_folder holds libpipecomm.so. Temporaries live in output's folder. Raises CompileError.
+    library_folder holds libpipecomm.so; `environment` is that of the compiler. Temporaries live in
+    output's folder. Raises CompileError.
     """
-    compiler = find_compiler()
+    compiler = find_compiler(environment)
     with tempfile.TemporaryDirectory(prefix="_building-", dir=output.parent) as folder:
         unfinished = Path(folder) / output.name
         command = _command(compiler, csrc, torch_folder, library_folder, unfinished)
         if werror:
             command.append("-Werror")
-        _run(command, torch_version(torch_folder), folder)
+        _run(command, torch_version(torch_folder), {**environment, "TMPDIR": folder})
         os.replace(unfinished, output)
 
 
@@ -114,7 +121,7 @@ def _command(
     ]
 
 
-def _run(command: list[str], torch: str, temporary_folder: str) -> None:
+def _run(command: list[str], torch: str, environment: Mapping[str, str]) -> None:
     try:
         done = subprocess.run(
             command,
@@ -123,7 +130,7 @@ def _run(command: list[str], torch: str, temporary_folder: str) -> None:
             text=True,
             errors="replace",
             timeout=_TIMEOUT_S,
-            env={**os.environ, "TMPDIR": temporary_folder},
+            env=environment,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CompileError(f"the torch half for torch {torch} was not compiled: {error}") from error

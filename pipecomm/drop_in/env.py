@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Callable
 from importlib import import_module
 from types import FrameType
 from typing import Any
 from urllib.parse import parse_qsl, urlparse
 
+from pipecomm import settings
 from pipecomm.errors import ConfigError
 
 __all__ = ["check_environment", "check_first"]
@@ -55,13 +55,13 @@ def check_environment(url: str) -> None:
     `url` is torch's: "env://", with "?rank=0&world_size=2" for what init_process_group was given.
     """
     given = dict(parse_qsl(urlparse(url).query))
-    rank, rank_problem = _number("RANK", given.get("rank"))
-    size, size_problem = _number("WORLD_SIZE", given.get("world_size"))
-    port, port_problem = _number("MASTER_PORT")
+    rank, rank_problem = _number(settings.RANK, given.get("rank"))
+    size, size_problem = _number(settings.WORLD_SIZE, given.get("world_size"))
+    port, port_problem = _number(settings.MASTER_PORT)
     problems = [rank_problem, size_problem]
     if rank is not None and size is not None and not 0 <= rank < size:
         problems.append(f"RANK={rank} is not below WORLD_SIZE={size}")
-    problems.append("" if os.environ.get("MASTER_ADDR") else "no MASTER_ADDR")
+    problems.append("" if settings.MASTER_ADDR.text() else "no MASTER_ADDR")
     problems.append(port_problem)
     if port is not None and not 0 <= port <= _MAX_PORT:
         problems.append(f"MASTER_PORT={port} is no port")
@@ -73,12 +73,12 @@ def check_environment(url: str) -> None:
         )
 
 
-def _number(variable: str, given: str | None = None) -> tuple[int | None, str]:
+def _number(setting: settings.Setting[int], given: str | None = None) -> tuple[int | None, str]:
     """Its value if it is a number, and what is wrong with it if not."""
-    text = given or os.environ.get(variable)
+    text = given or setting.text()
     if not text:
-        return None, f"no {variable}"
+        return None, f"no {setting.name}"
     try:
         return int(text), ""
     except ValueError:
-        return None, f"{variable}={text!r} is no number"
+        return None, f"{setting.name}={text!r} is no number"

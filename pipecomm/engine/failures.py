@@ -1,6 +1,6 @@
 """What a rank tells the others of its error: typed fields, as text that is checked when it is read.
 
-So an error keeps its builtin class on its way, whatever words it or its place are made of.
+So an error keeps its builtin class on its way, whatever words it or its place is made of.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ _MAX_CHARACTERS = 5000
 
 @dataclass(frozen=True)
 class Failure:
-    """`place`: where it happened, in words. `base`: the builtin class that is kept, or ""."""
+    """`where` it happened, in words. `base`: the builtin class that is kept, or ""."""
 
     rank: int
-    place: str
+    where: str
     kind: str
     base: str
     text: str
 
     @classmethod
-    def of(cls, error: BaseException, rank: int, place: str) -> Failure:
+    def of(cls, error: BaseException, rank: int, where: str) -> Failure:
         base = next((name for name, kept in _BASES.items() if isinstance(error, kept)), "")
         text = str(error)
         if len(text) > _MAX_CHARACTERS:
             text = f"{text[:_MAX_CHARACTERS]}... ({len(text)} characters)"
-        return cls(rank, place, type(error).__name__, base, text)
+        return cls(rank, where, type(error).__name__, base, text)
 
     def packed(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False)
@@ -78,7 +78,7 @@ class Failure:
     def __str__(self) -> str:
         """`stage 1 of 3, F of microbatch 2: ConfigError [ValueError]: <text>`."""
         kept = f" [{self.base}]" if self.base not in ("", self.kind) else ""
-        return f"{self.place}: {self.kind}{kept}: {self.text}"
+        return f"{self.where}: {self.kind}{kept}: {self.text}"
 
     def error(self) -> StageFailedError:
         """As another rank raises it: also a ValueError, TypeError or MemoryError if it was one."""

@@ -9,8 +9,9 @@ from collections.abc import Collection
 import torch
 
 from pipecomm.codecs.codec import Codec
+from pipecomm.direction import OPPOSITE, Direction
 from pipecomm.links.link import LinkEmulation, Links
-from pipecomm.schedule import Direction, Placement
+from pipecomm.schedule import Placement
 
 __all__ = ["boundary_speeds", "measure_speeds"]
 
@@ -20,7 +21,6 @@ _MAX_NBYTES = 8 << 20
 _NUM_TRIES = 3
 # Long enough that a wake-up more or less does not matter.
 _ENOUGH_S = 0.03
-_ANSWERS: dict[Direction, Direction] = {"forward": "backward", "backward": "forward"}
 _CPU = torch.device("cpu")
 
 
@@ -94,7 +94,7 @@ def _best_s(links: Links, peer: int, direction: Direction, data: torch.Tensor) -
 
 
 def _round_trip_s(links: Links, peer: int, direction: Direction, data: torch.Tensor) -> float:
-    answer = links.receive(peer, direction=_ANSWERS[direction], microbatch=1)
+    answer = links.receive(peer, direction=OPPOSITE[direction], microbatch=1)
     start_s = time.monotonic()
     _send(links, peer, direction, data)
     answer.wait()
@@ -110,7 +110,7 @@ def _answer(links: Links, peer: int, direction: Direction, device: torch.device)
             return
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
-        _send(links, peer, _ANSWERS[direction], _data(0, _CPU))
+        _send(links, peer, OPPOSITE[direction], _data(0, _CPU))
 
 
 def _data(nbytes: int, device: torch.device) -> torch.Tensor:

@@ -16,18 +16,19 @@ from torch import Tensor, nn
 
 from pipecomm.codecs.policy import BoundaryCodec, CodecPolicy, Codecs
 from pipecomm.device import as_device
+from pipecomm.direction import Direction
 from pipecomm.engine.backward import warm_up_backward
-from pipecomm.engine.data_parallel import check_wrappers
-from pipecomm.engine.grad_norm import clip_grad_norm
-from pipecomm.engine.loss import LossFn, Reduction, StepLoss, loss_weights
-from pipecomm.engine.microbatch import split_step
-from pipecomm.engine.place import (
+from pipecomm.engine.connect import (
     announce_failure,
     check_num_stages,
     choose_codecs,
     connect_stages,
-    find_place,
+    rank_and_size,
 )
+from pipecomm.engine.data_parallel import check_wrappers
+from pipecomm.engine.grad_norm import clip_grad_norm
+from pipecomm.engine.loss import LossFn, Reduction, StepLoss, loss_weights
+from pipecomm.engine.microbatch import split_step
 from pipecomm.engine.plan import Plan, check_schedule, evaluation_plan, training_plan
 from pipecomm.engine.section import Sections
 from pipecomm.engine.shared_parameters import counted_elsewhere
@@ -35,11 +36,11 @@ from pipecomm.engine.stage import Stage
 from pipecomm.engine.stats import StepStats
 from pipecomm.engine.step import Step
 from pipecomm.errors import ConfigError
-from pipecomm.schedule import Action, Direction, Hop, Schedule
+from pipecomm.schedule import Action, Hop, Schedule
 
 if TYPE_CHECKING:
     from pipecomm.links.limits import FlowLimits
-    from pipecomm.links.link import LinkEmulation, Links
+    from pipecomm.links.link import LinkEmulation
     from pipecomm.memory.pool import MemoryPool
 
 __all__ = ["Pipeline", "StepResult"]
@@ -94,42 +95,47 @@ class Pipeline:
         limits: FlowLimits | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        rank, size = find_place(process_group)
-        self._links: Links | None = None
-        try:
-            chunks = _chunks(stage)
-            _check_arguments(loss_fn, loss_reduction, timeout_s)
-            plan = check_schedule(schedule, len(chunks), rank, size, num_microbatches)
-            check_num_stages(num_stages, plan.num_stages, size)
-            policies = _policies(codec, grad_codec, plan.placement.num_boundaries)
-            self._plan = training_plan(plan, rank)
-            named = None if device is None else as_device(device)
-            self._stages = {
-                index: Stage(chunk, index, plan.num_stages, named)
-                for index, chunk in zip(plan.placement.stages_of(rank), chunks, strict=True)
-            }
-            if plan.num_stages > 1:
-                warm_up_backward()
-        except BaseException as error:
-            announce_failure(process_group, rank, size, error)
-            raise
+        rank, size = rank_and_size(process_group)
         self._rank = rank
         self._loss_fn = loss_fn
         self._loss_reduction: Reduction = loss_reduction
-        if size > 1:
-            self._links = connect_stages(
-                process_group,
-                rank,
-                size,
-                settings=_settings(plan, policies),
-                timeout_s=timeout_s,
-                emulation=emulation,
-                pool=pool,
-                limits=limits,
-                device=self.device,
-            )
+        try:
+            _check_arguments(loss_fn, loss_reduction, timeout_s)
+            order = self._take_stages(stage, schedule, num_microbatches, size, device)
+            check_num_stages(num_stages, order.num_stages, size)
+            policies = _policies(codec, grad_codec, order.placement.num_boundaries)
+        except BaseException as error:
+            announce_failure(process_group, rank, size, error)
+            raise
+        agreed = _settings(order, policies)
+        self._links = connect_stages(
+            process_group, rank, size, agreed, timeout_s, emulation, pool, limits, self.device
+        )
         self._sections = Sections(rank, self._links)
+        self._num_iterations = 0
         self._codecs = self._choose_codecs(policies, emulation)
+
+    def _take_stages(
+        self,
+        stage: nn.Module | Sequence[nn.Module],
+        schedule: str | Schedule,
+        num_microbatches: int,
+        size: int,
+        device: torch.device | str | None,
+    ) -> Schedule:
+        """Make this rank's stages and plan; give the schedule that they follow."""
+        chunks = _chunks(stage)
+        order = check_schedule(schedule, len(chunks), self._rank, size, num_microbatches)
+        named = None if device is None else as_device(device)
+        indices = order.placement.stages_of(self._rank)
+        self._stages = {
+            index: Stage(chunk, index, order.num_stages, named)
+            for index, chunk in zip(indices, chunks, strict=True)
+        }
+        self._plan = training_plan(order, self._rank)
+        if order.num_stages > 1:
+            warm_up_backward()
+        return order
 
     def _choose_codecs(
         self, policies: Mapping[Direction, CodecPolicy], emulation: LinkEmulation | None
@@ -138,7 +144,7 @@ class Pipeline:
         if self._links is None:
             return {}
         try:
-            with self._sections.open("the start", self._place):
+            with self._sections.open("the start", self._where):
                 placement = self._plan.placement
                 return choose_codecs(self._links, placement, policies, self.device, emulation)
         except BaseException:
@@ -199,11 +205,12 @@ class Pipeline:
         what is marked ForEveryMicrobatch; a list or an iterator holds ready microbatches instead.
         `loss_divisor` divides the loss, for losses normalised by something other than rows.
 
-        Raises what this stage raised, with stage and microbatch added as a note; on the other
-        ranks StageFailedError, which is also a ValueError, TypeError or MemoryError where the
-        original is.
+        Raises what this stage raised, with stage, microbatch and iteration added as a note; on the
+        other ranks StageFailedError, which is also a ValueError, TypeError or MemoryError where
+        the original is.
         Clear the gradients after an error; the next step works again unless a rank is gone.
         """
+        self._num_iterations += 1
         number = self.num_microbatches
         return self._run(True, number, inputs, targets, kwargs, loss_divisor, return_outputs)
 
@@ -247,7 +254,7 @@ class Pipeline:
         """
         sharing = "" if shared is None else " and shared"
         title = f"clip_grad_norm_ with norm_type={norm_type}{sharing}"
-        with self._sections.open(title, self._place):
+        with self._sections.open(title, self._where):
             gather = _alone if self._links is None else self._links.gather
             modules = [stage.module for stage in self._stages.values()]
             # What two stages of this rank share counts once.
@@ -288,10 +295,12 @@ class Pipeline:
         title = f"{method} with num_microbatches={num_microbatches}"
         running: list[Step] = []
 
-        def place() -> str:
-            return self._place(running[-1].current if running else None)
+        iteration = self._num_iterations if trains else None
 
-        with self._sections.open(title, place), torch.set_grad_enabled(trains):
+        def where() -> str:
+            return self._where(running[-1].current if running else None, iteration)
+
+        with self._sections.open(title, where, iteration), torch.set_grad_enabled(trains):
             plan = self._plan_of(trains, num_microbatches)
             stages = self._stages.values()
             has_last = any(stage.is_last for stage in stages)
@@ -318,14 +327,14 @@ class Pipeline:
             raise ConfigError("expected a loss_fn on the last stage for train_step; got None")
         return self._plan
 
-    def _place(self, current: Action | None = None) -> str:
-        """Where this rank is, for errors."""
+    def _where(self, current: Action | None = None, iteration: int | None = None) -> str:
+        """Where this rank is, for errors; `iteration` counts the user's training steps, from 1."""
         stages = self.stage_indices if current is None else (current.stage,)
         plural = "s" if len(stages) > 1 else ""
         where = f"stage{plural} {' and '.join(map(str, stages))} of {self.num_stages}"
-        if current is None:
-            return where
-        return f"{where}, {current.kind.value} of microbatch {current.microbatch}"
+        if current is not None:
+            where += f", {current.kind.value} of microbatch {current.microbatch}"
+        return where if iteration is None else f"{where}, iteration {iteration}"
 
 
 def _alone(value: Tensor) -> list[Tensor]:

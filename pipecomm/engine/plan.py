@@ -64,7 +64,9 @@ def check_schedule(
     sizes, one that cannot be executed, and one that puts another number of stages on this rank.
     """
     if isinstance(schedule, str):
-        return build(schedule, num_chunks * size, num_microbatches, size)
+        built = build(schedule, num_chunks * size, num_microbatches, size)
+        _check_executable(built)
+        return built
     if not isinstance(schedule, Schedule):
         raise ConfigError(f"expected the name of a schedule or a Schedule; got {schedule!r}")
     num_held = len({action.stage for row in schedule.ranks[rank : rank + 1] for action in row})
@@ -80,23 +82,28 @@ def check_schedule(
             f"got {num_microbatches}"
         )
     schedule.check()
+    _check_executable(schedule)
+    return schedule
+
+
+def _check_executable(schedule: Schedule) -> None:
     others = sorted(kind.value for kind in schedule.kinds - _EXECUTABLE)
     if others:
         raise ConfigError(
             f"expected a schedule of F and B; got {', '.join(others)} in {schedule.name!r}: "
-            "backwards split into I and W can be checked and simulated, not yet executed"
+            "backwards split into I and W, and updates (U), can be checked and simulated, not yet "
+            "executed"
         )
-    return schedule
 
 
 def training_plan(schedule: Schedule, rank: int) -> Plan:
     """The actions of `rank` in a checked schedule."""
-    actions = with_communication(schedule)[rank]
+    actions = tuple(with_communication(schedule)[rank])
     return Plan(True, schedule.num_microbatches, schedule.placement, actions)
 
 
 @functools.lru_cache(maxsize=16)
 def evaluation_plan(placement: Placement, num_microbatches: int, rank: int) -> Plan:
     """Forwards only, of any number of microbatches, whatever the schedule of training."""
-    actions = with_communication(forward_rounds(placement, num_microbatches))[rank]
+    actions = tuple(with_communication(forward_rounds(placement, num_microbatches))[rank])
     return Plan(False, num_microbatches, placement, actions)

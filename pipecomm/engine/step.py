@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from pipecomm.codecs.policy import BoundaryCodec
+from pipecomm.direction import Direction
 from pipecomm.engine.loss import StepLoss
 from pipecomm.engine.microbatch import Microbatches
 from pipecomm.engine.pace import Pace
 from pipecomm.engine.plan import Plan
 from pipecomm.engine.stage import Stage, as_received
 from pipecomm.engine.stats import StepStats
-from pipecomm.schedule import Action, Direction, Hop, Kind
+from pipecomm.schedule import Action, Hop, Kind
 
 if TYPE_CHECKING:
     from pipecomm.links.link import Links, Transfer

@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import ipaddress
-import os
 import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from pipecomm import settings
 from pipecomm.errors import ConfigError
 
 __all__ = ["check_interfaces", "choose_address"]
 
-_VARIABLES = ("PIPECOMM_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 _SIOCGIFADDR = 0x8915
 _IF_INET6 = Path("/proc/net/if_inet6")
 
@@ -28,11 +27,10 @@ def choose_address(*, allow_loopback: bool) -> str:
     name, any interface's. Loopback addresses count if they are allowed or an interface was named.
     Raises ConfigError, listing the interfaces, when a named one is missing or there is no address.
     """
-    for variable in _VARIABLES:
-        names = os.environ.get(variable, "")
-        if names:
-            check_interfaces(variable)
-            return _address_of_first(names.split(","), variable)
+    for setting in (settings.SOCKET_IFNAME, settings.GLOO_SOCKET_IFNAME):
+        if setting.text():
+            check_interfaces(setting)
+            return _address_of_first(setting)
     for address in _guesses():
         if allow_loopback or not ipaddress.ip_address(address).is_loopback:
             return address
@@ -42,30 +40,29 @@ def choose_address(*, allow_loopback: bool) -> str:
     )
 
 
-def check_interfaces(variable: str) -> None:
+def check_interfaces(setting: settings.Setting[tuple[str, ...]]) -> None:
     """Raise ConfigError if the environment variable names an interface that is not there."""
-    names = os.environ.get(variable, "")
     found = [name for _, name in socket.if_nameindex()]
-    wrong = [name for name in names.split(",") if name and name not in found]
+    wrong = [name for name in setting.value() if name not in found]
     if wrong:
         raise ConfigError(
-            f"expected network interfaces of this host in {variable}; got {names!r}, "
+            f"expected network interfaces of this host in {setting.name}; got {setting.text()!r}, "
             f"and {', '.join(wrong)} is not there. Found: {', '.join(found)}"
         )
 
 
-def _address_of_first(names: list[str], variable: str) -> str:
-    for name in names:
+def _address_of_first(setting: settings.Setting[tuple[str, ...]]) -> str:
+    for name in setting.value():
         for address in _addresses(name):
             return address
     raise ConfigError(
-        f"expected an interface with an address in {variable}; got {','.join(names)!r}; "
+        f"expected an interface with an address in {setting.name}; got {setting.text()!r}; "
         f"found: {_listed()}"
     )
 
 
 def _guesses() -> Iterator[str]:
-    if master := os.environ.get("MASTER_ADDR"):
+    if master := settings.MASTER_ADDR.text():
         yield from _route_to(master)
     try:
         known = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 
+from pipecomm import settings
 from pipecomm.errors import ConfigError
 
 __all__ = ["FlowLimits"]
 
 _MIB = 1 << 20
 _MAX = (1 << 40) // _MIB * _MIB
-
-
-def _number_from_env(variable: str, default: int) -> int:
-    text = os.environ.get(variable) or str(default)
-    if not text.isdecimal():
-        raise ConfigError(f"expected a whole number in {variable}; got {text!r}")
-    return int(text)
-
-
-def _flag_from_env(variable: str) -> bool:
-    text = os.environ.get(variable) or "0"
-    if text not in ("0", "1"):
-        raise ConfigError(f"expected 0 or 1 in {variable}; got {text!r}")
-    return text == "1"
 
 
 @dataclass(frozen=True)
@@ -50,16 +36,12 @@ class FlowLimits:
     Raises ConfigError for a number that makes no sense.
     """
 
-    max_inflight: int = field(default_factory=lambda: _number_from_env("PIPECOMM_MAX_INFLIGHT", 0))
-    max_inflight_nbytes: int = field(
-        default_factory=lambda: _number_from_env("PIPECOMM_MAX_INFLIGHT_NBYTES", 4 * _MIB)
-    )
-    strict: bool = field(default_factory=lambda: _flag_from_env("PIPECOMM_STRICT"))
-    max_process_inflight: int = field(
-        default_factory=lambda: _number_from_env("PIPECOMM_MAX_PROCESS_INFLIGHT", 0)
-    )
+    max_inflight: int = field(default_factory=settings.MAX_INFLIGHT.value)
+    max_inflight_nbytes: int = field(default_factory=settings.MAX_INFLIGHT_NBYTES.value)
+    strict: bool = field(default_factory=settings.STRICT.value)
+    max_process_inflight: int = field(default_factory=settings.MAX_PROCESS_INFLIGHT.value)
     max_process_inflight_nbytes: int = field(
-        default_factory=lambda: _number_from_env("PIPECOMM_MAX_PROCESS_INFLIGHT_NBYTES", 0)
+        default_factory=settings.MAX_PROCESS_INFLIGHT_NBYTES.value
     )
 
     def __post_init__(self) -> None:

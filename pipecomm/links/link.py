@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import torch
 
+from pipecomm._native import core
 from pipecomm.codecs.codec import Codec
+from pipecomm.direction import Direction
 from pipecomm.errors import ConfigError, NotBuiltError, StageFailedError
 from pipecomm.links.agreement import title_tensor
 from pipecomm.links.limits import FlowLimits
@@ -24,13 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LinkCounters", "LinkEmulation", "Links", "Transfer", "announce"]
 
-Direction = Literal["forward", "backward"]
-
 _RAW = "raw"
 _CPU = torch.device("cpu")
 _NO_STAGE = -1
-# Tensors of closed links that a stream may still read, until the peer has let it go.
-_left_behind: list[tuple[Any, list[Tensor]]] = []
 
 
 @dataclass(frozen=True)
@@ -65,12 +62,11 @@ class Links:
     Its tensors lie on the CPU and on one CUDA device.
     """
 
-    def __init__(self, communicator: Any, timeout_s: float) -> None:
+    def __init__(self, communicator: core.Communicator, timeout_s: float) -> None:
         self._core = communicator
         self._timeout_s = timeout_s
         self._step = 0
         self._title = ""
-        self._leaving: deque[tuple[Any, list[Tensor]]] = deque()
         communicator.set_fail_together(True)
         self._side = Side(communicator.use_device(CPU_INDEX))
 
@@ -96,7 +92,7 @@ class Links:
         """
         slow = emulation or LinkEmulation()
 
-        def make(communicator: Any) -> Links:
+        def make(communicator: core.Communicator) -> Links:
             links = cls(communicator, timeout_s)
             links.use_device(device)
             return links
@@ -118,15 +114,15 @@ class Links:
 
     @property
     def rank(self) -> int:
-        return int(self._core.rank)
+        return self._core.rank
 
     @property
     def size(self) -> int:
-        return int(self._core.size)
+        return self._core.size
 
     def shares_memory(self, peer: int) -> bool:
         """Whether that stage runs on this host; the same seen from either of the two."""
-        return bool(self._core.shares_memory(peer))
+        return self._core.shares_memory(peer)
 
     def use_device(self, device: torch.device) -> None:
         """Say where tensors will lie. What other ranks send to a device that this rank has not
@@ -146,8 +142,10 @@ class Links:
         used = self._core.use_device(index)
         self._side.device, self._side.name = used, torch.device("cuda", index)
 
-    def begin_step(self, step: int, title: str = "") -> None:
+    def begin_step(self, step: int, title: str = "", iteration: int | None = None) -> None:
         """Drop what is left of earlier steps. All ranks count steps alike, from 1.
+
+        Errors and hang reports number the user's `iteration` where there is one.
 
         `title` says in words what this rank runs; messages of microbatch 0 carry it, and a rank
         that runs another raises ConfigError. Raises StageFailedError when another rank has
@@ -155,8 +153,7 @@ class Links:
         """
         self._step = step
         self._title = title
-        self._core.begin_epoch(step)
-        self._reap()
+        self._core.begin_epoch(step, iteration)
         text = self._core.aborted(step)
         if text is not None:
             raise StageFailedError(text)
@@ -175,15 +172,13 @@ class Links:
         """Post one message of any number of tensors of any shape and dtype; returns at once.
 
         `stage` is the stage that takes it: two ranks may share several boundaries.
-        None stands for a gradient that does not exist. Only float32, bfloat16 and float16
-        tensors of at least `min_nbytes` go through `codec`; others pass bit-exact. The
-        tensors' data is kept alive until it has left and must not be changed, nor its storage
-        resized, before the transfer is done.
+        None stands for a gradient that does not exist. What `codec` covers goes through it, from
+        `min_nbytes` on; the rest passes bit-exact. The tensors' data is kept alive until it has
+        left, and must not be changed, nor its storage resized, before the transfer is done.
 
         Raises TensorError for a tensor whose elements are not at its address, of more than 16
         dimensions, or beyond 65535 in a message.
         """
-        self._reap()
         title = self._title if microbatch == 0 else ""
         carried = [*tensors, title_tensor(title)] if title else tensors
         for tensor in tensors:
@@ -200,9 +195,9 @@ class Links:
             stage=stage,
             device=self._side.device if is_on_device else None,
             stream=self._side.current_stream(),
+            kept=kept,
         )
-        self._leaving.append((transfer, kept))
-        return Transfer(transfer, self._timeout_s, self._side, leaving=kept, title=title)
+        return Transfer(transfer, self._timeout_s, self._side, kept=kept, title=title)
 
     def receive(
         self,
@@ -218,7 +213,6 @@ class Links:
         Its tensors will lie on `device`, wherever the sender's do.
         """
         self.use_device(device)
-        self._reap()
         transfer = self._core.receive(
             peer, direction=direction, microbatch=microbatch, epoch=self._step, stage=stage
         )
@@ -261,18 +255,9 @@ class Links:
     def close(self) -> None:
         """End pending transfers and say goodbye. Idempotent."""
         self._core.close()
-        _left_behind[:] = [item for item in (*_left_behind, *self._leaving) if not item[0].has_left]
-        self._leaving.clear()
 
     def counters(self) -> LinkCounters:
         """Totals since connecting."""
-        totals = dict.fromkeys(LinkCounters.__dataclass_fields__, 0)
-        for peer in range(self.size):
-            counters = self._core.counters(peer)
-            for field in totals:
-                totals[field] += getattr(counters, field)
-        return LinkCounters(**totals)
-
-    def _reap(self) -> None:
-        while self._leaving and self._leaving[0][0].has_left:
-            self._leaving.popleft()
+        by_peer = [self._core.counters(peer) for peer in range(self.size)]
+        names = [field.name for field in fields(LinkCounters)]
+        return LinkCounters(*(sum(getattr(one, name) for one in by_peer) for name in names))

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+from pipecomm._native import core
 from pipecomm.addressable import ADVICE, why_not_addressable
-from pipecomm.codecs.codec import QUANTIZABLE, Codec
+from pipecomm.codecs.codec import Codec
 from pipecomm.errors import TensorError
 
-__all__ = ["CPU_INDEX", "Part", "to_part", "to_tensor"]
+__all__ = ["CPU_INDEX", "to_part", "to_tensor"]
 
 # The core's number for the CPU.
 CPU_INDEX = -1
 _RAW = "raw"
 
-# Address (None: absent), dtype, shape, order of memory, codec, requires_grad, device.
-Part = tuple[int | None, str, tuple[int, ...], tuple[int, ...], str, bool, int]
 
-
-def to_part(tensor: Tensor | None, codec: Codec, min_nbytes: int) -> tuple[Part, Tensor | None]:
+def to_part(
+    tensor: Tensor | None, codec: Codec, min_nbytes: int
+) -> tuple[core.SendPart, Tensor | None]:
     """The part, and the tensor whose memory it names: `tensor` itself, but for a copy it needs.
 
     A raw tensor is read in the order of its memory. Others are read row by row, so that a
@@ -38,7 +37,7 @@ def to_part(tensor: Tensor | None, codec: Codec, min_nbytes: int) -> tuple[Part,
         raise TensorError(f"expected a dense tensor to send; got {refused}; {ADVICE}")
     data = tensor.detach().resolve_conj().resolve_neg()
     order = _dense_order(data)
-    is_coded = data.dtype in QUANTIZABLE and data.nbytes >= min_nbytes and not codec.is_raw
+    is_coded = codec.covers(data, min_nbytes)
     if is_coded or order is None:
         data = data.contiguous()
     places = order or ()
@@ -51,7 +50,7 @@ def to_part(tensor: Tensor | None, codec: Codec, min_nbytes: int) -> tuple[Part,
     return (data.data_ptr(), dtype, shape, places, name, tensor.requires_grad, index), data
 
 
-def to_tensor(part: tuple[Any, ...], target: torch.device) -> Tensor | None:
+def to_tensor(part: core.ReceivedPart, target: torch.device) -> Tensor | None:
     """The tensor that arrived, on `target`, with the sender's dense strides; None if absent.
 
     `part` is one of those that the core's take() gives.

@@ -1,6 +1,17 @@
 """How the ranks of a process group find each other: addresses by a store, then connections.
 
-Whatever fails on the way, on any rank, is told to all of them.
+What is raised on one rank, in `make` too, ends it on all of them, and leaves nothing open:
+LinkTimeoutError that names the missing ranks, ConfigError when ranks differ in size, version,
+settings or limits, or for a timeout that is not positive, StageFailedError with the text of a rank
+that failed, PeerLostError when one dies meanwhile, UnreachableError when some run as another user
+on the same host.
+
+Keys in a store start with "pipecomm/"; give each group a store of its own (PrefixStore). Ranks may
+connect through one store any number of times, one after the other, and start again in between
+(generation.py).
+
+Ranks on other hosts, or in other network namespaces, are reached through TCP: then every rank
+listens at an address chosen as interfaces.choose_address says until all are connected.
 """
 
 from __future__ import annotations
@@ -8,12 +19,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import multiprocessing.util
-import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from pipecomm import settings
 from pipecomm._native import core
 from pipecomm.errors import (
     ConfigError,
@@ -40,11 +51,6 @@ _POLL_S = 0.005
 _ANSWER_S = 5.0
 # What a rank that closes its connections needs to say why.
 _REASON_S = 1.0
-# With "1" tensors of the host cross as those of a GPU do, in slots, by streams that are threads:
-# what runs the device's side of the transport on a machine without one. These streams lag behind
-# by the second variable's microseconds, so that what does not wait for them shows.
-_STAND_IN = "PIPECOMM_STAND_IN_DEVICE"
-_STAND_IN_LAG = "PIPECOMM_STAND_IN_LAG_US"
 
 
 class UnreachableError(TransportError):
@@ -87,57 +93,39 @@ def connect(
     emulated_mbps: float = 0.0,
     emulated_latency_ms: float = 0.0,
     pool: MemoryPool | None = None,
-    make: Callable[[Any], Any] = lambda communicator: communicator,
+    make: Callable[[core.Communicator], Any] = lambda communicator: communicator,
     seat: Seat | None = None,
 ) -> Any:
     """Connect this rank to the `size` ranks of a process group; every one of them calls this.
 
     `name` is shown in errors and must be the same everywhere, as must `settings` and `limits`
-    (default: those of the environment, see FlowLimits). Keys in `store` start with "pipecomm/";
-    give each group a store of its own (PrefixStore). Ranks may connect through one store any
-    number of times, one after the other, and start again in between (generation.py); `seat` is
-    that of a caller who has taken it before.
-    Returns what `make` makes of a `_core.Communicator`, before any other rank uses the connection.
-
-    What is raised on one rank, in `make` too, ends it on all of them, and leaves nothing open.
-    Raises LinkTimeoutError that names the missing ranks, ConfigError when ranks differ in size,
-    version, settings or limits, or for a timeout that is not positive, StageFailedError with the
-    text of a rank that failed, PeerLostError when one dies meanwhile, UnreachableError when some
-    run as another user on the same host.
-
-    Ranks on other hosts, or in other network namespaces, are reached through TCP: then every rank
-    listens at an address chosen as interfaces.choose_address says until all are connected.
+    (default: those of the environment, see FlowLimits). `seat` is that of a caller who has taken
+    it before. Returns what `make` makes of a `_core.Communicator`, before any other rank uses the
+    connection. Errors are those at the top of this file.
     """
     report_uncaught()
-    seat = seat or Seat(store, rank)
     deadline = time.monotonic() + timeout_s
+    seat = seat or Seat(store, rank)
     with told_to_all(seat):
         if not timeout_s > 0:
             raise ConfigError(f"expected a timeout of more than 0 s; got {timeout_s}")
         limits = limits or FlowLimits()
-        settings = f"{settings} {limits.settings}".lstrip()
-        group = _Group(seat, size, name, timeout_s, deadline, settings)
-        options = {
-            **_limit_options(limits),
-            "pool": None if pool is None else pool.core_pool,
-            "emulated_bytes_per_s": emulated_mbps * 1e6 / 8,
-            "emulated_latency_s": emulated_latency_ms / 1e3,
-            "stand_in_lag_us": _stand_in_lag_us(),
-        }
-        while True:
-            try:
-                return _connect(group, options, make)
-            except NewGenerationError:
-                seat.take()
+        agreed = f"{settings} {limits.settings}".lstrip()
+        group = _Group(seat, size, name, timeout_s, deadline, agreed)
+        options = _core_options(limits, pool, emulated_mbps, emulated_latency_ms)
+        return _connect_in_newest(group, options, make)
 
 
-def _limit_options(limits: FlowLimits) -> dict[str, Any]:
+def _core_options(
+    limits: FlowLimits, pool: MemoryPool | None, mbps: float, latency_ms: float
+) -> dict[str, Any]:
+    is_stand_in = settings.STAND_IN_DEVICE.value()
     return {
-        "max_inflight": limits.max_inflight,
-        "max_inflight_nbytes": limits.max_inflight_nbytes,
-        "max_process_inflight": limits.max_process_inflight,
-        "max_process_inflight_nbytes": limits.max_process_inflight_nbytes,
-        "strict": limits.strict,
+        **asdict(limits),
+        "pool": None if pool is None else pool.core_pool,
+        "emulated_bytes_per_s": mbps * 1e6 / 8,
+        "emulated_latency_s": latency_ms / 1e3,
+        "stand_in_lag_us": settings.STAND_IN_LAG_US.value() if is_stand_in else None,
     }
 
 
@@ -180,7 +168,19 @@ class _Group:
         )
 
 
-def _connect(group: _Group, options: dict[str, Any], make: Callable[[Any], Any]) -> Any:
+def _connect_in_newest(
+    group: _Group, options: dict[str, Any], make: Callable[[core.Communicator], Any]
+) -> Any:
+    while True:
+        try:
+            return _connect(group, options, make)
+        except NewGenerationError:
+            group.seat.take()
+
+
+def _connect(
+    group: _Group, options: dict[str, Any], make: Callable[[core.Communicator], Any]
+) -> Any:
     """connect() in one generation."""
     listener = core.Listener()
     addresses = [listener.address]
@@ -191,7 +191,6 @@ def _connect(group: _Group, options: dict[str, Any], make: Callable[[Any], Any])
             group.seat.rank,
             addresses,
             name=group.name,
-            settings=group.settings,
             timeout_s=max(group.deadline - time.monotonic(), 0.0),
             interrupt=group.seat.look,
             **options,
@@ -208,7 +207,7 @@ def _connect(group: _Group, options: dict[str, Any], make: Callable[[Any], Any])
     return made
 
 
-def _exchange_addresses(group: _Group, listener: Any) -> list[str]:
+def _exchange_addresses(group: _Group, listener: core.Listener) -> list[str]:
     seat = group.seat
     addresses = group.gather("address", listener.address, seat.look)
     deadline = time.monotonic() + _ANSWER_S
@@ -227,7 +226,7 @@ def _exchange_addresses(group: _Group, listener: Any) -> list[str]:
     return addresses
 
 
-def _wait_until_all_are_connected(group: _Group, communicator: Any) -> None:
+def _wait_until_all_are_connected(group: _Group, communicator: core.Communicator) -> None:
     """A rank that fails late must find the others still listening to what it says."""
 
     def look() -> None:
@@ -254,11 +253,6 @@ def _look_for_reason(seat: Seat) -> None:
         time.sleep(_POLL_S)
 
 
-def _stand_in_lag_us() -> int | None:
-    is_on = os.environ.get(_STAND_IN) == "1"
-    return int(os.environ.get(_STAND_IN_LAG, "0")) if is_on else None
-
-
 def _check_reachable(addresses: list[str], rank: int, name: str) -> None:
     # Seen from the first rank of each host, so that all decide alike.
     first_there: dict[str, int] = {}
@@ -271,7 +265,7 @@ def _check_reachable(addresses: list[str], rank: int, name: str) -> None:
             )
 
 
-def _listen_tcp(seat: Seat, listener: Any, addresses: list[str]) -> None:
+def _listen_tcp(seat: Seat, listener: core.Listener, addresses: list[str]) -> None:
     stacks = {_network_stack(address) for address in addresses}
     try:
         _finish_at_exit()

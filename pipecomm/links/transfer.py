@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from pipecomm._native import core
 from pipecomm.links.agreement import check_title
 from pipecomm.links.part import to_tensor
 
@@ -22,7 +23,7 @@ _CPU = torch.device("cpu")
 class Side:
     """The device of a rank's tensors: the core's, none for the CPU, and torch's name for it."""
 
-    device: Any = None
+    device: core.Device | None = None
     name: torch.device = _CPU
 
     def current_stream(self) -> int:
@@ -34,19 +35,20 @@ class Transfer:
 
     def __init__(
         self,
-        core_transfer: Any,
+        core_transfer: core.Transfer,
         timeout_s: float,
         side: Side,
         *,
         target: torch.device = _CPU,
-        leaving: list[Tensor] | None = None,
+        kept: list[Tensor] | None = None,
         title: str = "",
     ) -> None:
         self._core = core_transfer
         self._timeout_s = timeout_s
         self._side = side
         self._target = target
-        self._leaving = leaving
+        # What the core reads, and keeps until it has: this list itself.
+        self._kept = kept
         # What the sender says that it runs; the message ends with it.
         self._title = title
 
@@ -68,9 +70,9 @@ class Transfer:
         """
         self._core.wait(self._timeout_s)
         parts = self._core.take(self._side.device, self._side.current_stream())
-        if self._leaving is not None:
-            if self.is_done:  # else the links keep the tensors until the device is
-                self._leaving.clear()
+        if self._kept is not None:
+            if self.is_done:  # on its device too, which may take longer
+                self._kept.clear()
             return []
         if self._title:
             sent = to_tensor(parts.pop(), _CPU) if parts else None
@@ -80,25 +82,25 @@ class Transfer:
     @property
     def is_done(self) -> bool:
         """On a device, too."""
-        return bool(self._core.is_done)
+        return self._core.is_done
 
     @property
     def payload_nbytes(self) -> int:
         """Bytes of the tensors given to send."""
-        return int(self._core.payload_nbytes) - len(self._title.encode())
+        return self._core.payload_nbytes - len(self._title.encode())
 
     @property
     def wire_nbytes(self) -> int:
-        return int(self._core.wire_nbytes)
+        return self._core.wire_nbytes
 
     @property
     def posted_s(self) -> float:
-        return float(self._core.posted_ns) / 1e9
+        return self._core.posted_ns / 1e9
 
     @property
     def started_s(self) -> float:
-        return float(self._core.started_ns) / 1e9
+        return self._core.started_ns / 1e9
 
     @property
     def done_s(self) -> float:
-        return float(self._core.done_ns) / 1e9
+        return self._core.done_ns / 1e9

@@ -6,7 +6,6 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -89,7 +88,7 @@ class MemoryPool:
         nbytes = math.prod(shape) * dtype.itemsize
         return tensor_from_block(self.allocate(nbytes), shape, dtype)
 
-    def allocate(self, nbytes: int) -> Any:
+    def allocate(self, nbytes: int) -> core.Block:
         """A `_core.Block` of `nbytes` bytes (a writable buffer, 512-byte aligned); as `empty`."""
         if not isinstance(nbytes, int) or not 0 <= nbytes < 2**63:
             raise ConfigError(f"expected a size from 0 to 2**63 - 1 bytes; got {nbytes!r}")
@@ -125,19 +124,19 @@ class MemoryPool:
 
     def trim(self) -> int:
         """Gives free memory, in runs of at least 64 KiB, back to the system; returns its bytes."""
-        return int(self._pool.trim())
+        return self._pool.trim()
 
     def check(self) -> None:
         """Walks all blocks; raises RuntimeError where the pool's books are wrong (a bug)."""
         self._pool.check()
 
     @property
-    def core_pool(self) -> Any:
+    def core_pool(self) -> core.Pool:
         """The `_core.Pool` behind it, for what else allocates from it."""
         return self._pool
 
 
-def tensor_from_block(block: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def tensor_from_block(block: core.Block, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """The block's bytes as a contiguous CPU tensor that owns the block (zero-copy).
 
     The block must hold exactly the tensor's bytes.

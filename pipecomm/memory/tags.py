@@ -42,9 +42,9 @@ def tag(name: str) -> Iterator[None]:
 def _number_of(name: str) -> int:
     with _lock:
         if name not in _numbers:
-            if len(_numbers) + 1 >= core.NUM_TAGS:
+            if len(_numbers) + 1 >= core.num_tags():
                 raise ConfigError(
-                    f"expected at most {core.NUM_TAGS - 1} tags in a process; got one more, "
+                    f"expected at most {core.num_tags() - 1} tags in a process; got one more, "
                     f"{name!r}; use fewer names, without numbers that go on"
                 )
             _numbers[name] = len(_numbers) + 1

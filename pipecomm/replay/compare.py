@@ -61,7 +61,7 @@ def compare(
     prepared = core.ReplayTrace(*arrays)
     replayed = []
     live: list[int] = []
-    for policy in core.REPLAY_POLICIES if policies is None else policies:
+    for policy in core.replay_policies() if policies is None else policies:
         result = prepared.replay(policy, num_samples=num_samples)
         fits = None
         if capacity_nbytes is not None:

@@ -8,33 +8,27 @@ before its receive is posted.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
-from pipecomm.errors import ConfigError
-from pipecomm.schedule.action import Action, Direction, Kind, Ranks
-from pipecomm.schedule.data import ScheduleData
-from pipecomm.schedule.lowering import message_in, message_out, with_communication
-from pipecomm.schedule.placement import Placement
-from pipecomm.schedule.walk import Stuck, Timing, Walk, walk
+import numpy as np
 
-__all__ = ["check", "check_lists", "peak_activations", "walk_or_explain"]
+from pipecomm.errors import ConfigError
+from pipecomm.schedule.action import KINDS, Action, Kind
+from pipecomm.schedule.core_lists import COMPUTE_KINDS, core_lists
+from pipecomm.schedule.data import ScheduleData
+from pipecomm.schedule.lowering import with_communication
+from pipecomm.schedule.placement import Hop, Placement
+from pipecomm.schedule.ranks import Ranks, Row
+from pipecomm.schedule.versions import check_versions
+from pipecomm.schedule.walk import Progress, Stuck, Timing, Walk, walk
+
+__all__ = ["check", "check_lists", "walk_or_explain"]
 
 # Actions shown on each side of the marked one.
 _CONTEXT = 6
 # Ranks shown; more do not help to see who waits for whom.
 _MAX_ROWS = 12
-_COMPUTE = [kind for kind in Kind if kind.is_compute]
-# Kinds that make the same message: a stage runs one of them per microbatch.
-_RIVALS = {
-    kind: [
-        other
-        for other in _COMPUTE
-        if other is not kind and kind.direction is not None and other.direction == kind.direction
-    ]
-    for kind in _COMPUTE
-}
 
 
 def check(schedule: ScheduleData, *, sends_block: bool = False) -> None:
@@ -44,88 +38,58 @@ def check(schedule: ScheduleData, *, sends_block: bool = False) -> None:
     posted.
     """
     check_lists(schedule)
-    nothing = [0.0] * schedule.num_stages
-    no_time = Timing(
-        compute_s=dict.fromkeys(_COMPUTE, nothing),
-        transfer_s={"forward": nothing, "backward": nothing},
-        latency_s=0.0,
-        slots=0,
-        sends_block=sends_block,
-    )
-    walk_or_explain(schedule, no_time)
+    walk_or_explain(schedule, Timing.none(schedule.num_stages, sends_block=sends_block))
 
 
 def check_lists(schedule: ScheduleData) -> None:
     """Everything that can be seen without executing the lists. Raises ConfigError."""
     _check_each_action(schedule)
     _check_nothing_missing(schedule)
-    _check_message_order(schedule.ranks, schedule.placement)
+    _check_message_order(schedule)
+    check_versions(schedule)
 
 
-def peak_activations(schedule: ScheduleData) -> tuple[int, ...]:
-    """Per stage, the most microbatches whose activations are kept at one time.
-
-    From the forward to the end of the backward: W, where it is split.
-    """
-    live = [0] * schedule.num_stages
-    peaks = [0] * schedule.num_stages
-    for _, _, action in _walk_lists(schedule.ranks) if schedule.has_backward else ():
-        live[action.stage] += action.kind.change_in_live
-        peaks[action.stage] = max(peaks[action.stage], live[action.stage])
-    return tuple(peaks)
-
-
-def walk_or_explain(schedule: ScheduleData, timing: Timing) -> Walk:
+def walk_or_explain(
+    schedule: ScheduleData, timing: Timing, progress: Progress | None = None
+) -> Walk:
     """Walk a schedule; a deadlock becomes a ConfigError that shows who waits."""
     try:
-        return walk(schedule, timing)
+        return walk(schedule, timing, progress)
     except Stuck as stuck:
         raise _deadlock(schedule, stuck.positions, timing) from None
 
 
 def _check_each_action(schedule: ScheduleData) -> None:
-    owners: dict[int, int] = {}
-    for rank, actions in enumerate(schedule.ranks):
-        seen: set[Action] = set()
-        for position, action in enumerate(actions):
-            expected = _wrong_size(action, schedule) or _wrong_order(action, seen)
-            if owners.setdefault(action.stage, rank) != rank:
-                expected = (
-                    f"stage {action.stage} on one rank, and rank {owners[action.stage]} has it"
-                )
-            if expected:
-                _refuser(schedule.ranks, rank, position)(expected)
-            seen.add(action)
-
-
-def _wrong_size(action: Action, schedule: ScheduleData) -> str | None:
-    if not action.kind.is_compute:
-        kinds = ", ".join(kind.value for kind in _COMPUTE)
-        return f"compute only: {kinds} (sends and receives are derived)"
-    if not 0 <= action.stage < schedule.num_stages:
-        return f"stages 0 to {schedule.num_stages - 1}"
-    if not 0 <= action.microbatch < schedule.num_microbatches:
-        return f"microbatches 0 to {schedule.num_microbatches - 1}"
-    return None
-
-
-def _wrong_order(action: Action, seen: set[Action]) -> str | None:
-    """What its own rank's list should have held up to a compute action; `seen` is what it held."""
-    if action in seen:
-        return "each action once"
-    for rival in _RIVALS[action.kind]:
-        if _same(action, rival) in seen:
-            return f"no {action} after {_same(action, rival)}"
-    after = action.kind.after
-    if after is not None and _same(action, after) not in seen:
-        return f"{_same(action, after)} before {action}"
-    return None
+    found = core_lists(schedule.ranks, None).find_fault(
+        schedule.num_stages, schedule.num_microbatches
+    )
+    if found is None:
+        return
+    rule, index, other = found
+    action = Row(schedule.ranks.actions)[index]
+    compute = ", ".join(kind.value for kind in COMPUTE_KINDS)
+    earlier = " or ".join(str(_same(action, kind)) for kind in action.kind.after)
+    # In the order of the core's rules.
+    expected = (
+        f"compute only: {compute} (sends and receives are derived)",
+        f"stages 0 to {schedule.num_stages - 1}",
+        f"microbatches 0 to {schedule.num_microbatches - 1}",
+        f"stage {action.stage} on one rank, and rank {other} has it",
+        "each action once",
+        f"no {action} after {_same(action, KINDS[other])}",
+        f"{earlier} before {action}",
+    )[rule]
+    _refuse(schedule.ranks, index, expected)
 
 
 def _check_nothing_missing(schedule: ScheduleData) -> None:
-    counts = Counter(action.kind.change_in_live for _, _, action in _walk_lists(schedule.ranks))
+    counts = np.bincount(schedule.ranks.column("kind"), minlength=len(KINDS))
+    begun, ended = (
+        sum(int(counts[kind.index]) for kind in KINDS if kind.change_in_live == change)
+        for change in (1, -1)
+    )
     wanted = schedule.num_stages * schedule.num_microbatches
-    num_missing = wanted - counts[1] + (wanted - counts[-1] if schedule.has_backward else 0)
+    num_missing = wanted - begun + (wanted - ended if schedule.has_backward else 0)
     if num_missing:
         # Not all of them: a mistyped microbatch number can make it billions.
         missing = itertools.islice(_missing(schedule), _MAX_ROWS)
@@ -134,13 +98,13 @@ def _check_nothing_missing(schedule: ScheduleData) -> None:
             f"{schedule.num_stages} stages; got {num_missing} missing: "
             f"{' '.join(map(str, missing))}{' ...' * (num_missing > _MAX_ROWS)}"
         )
-    for rank, actions in enumerate(schedule.ranks):
-        if not actions:
-            raise ConfigError(f"expected actions on every rank; got none on rank {rank}")
+    empty = np.flatnonzero(np.diff(schedule.ranks.offsets) == 0)
+    if len(empty):
+        raise ConfigError(f"expected actions on every rank; got none on rank {empty[0]}")
 
 
 def _missing(schedule: ScheduleData) -> Iterator[Action]:
-    seen = {action for actions in schedule.ranks for action in actions}
+    seen = set(Row(schedule.ranks.actions))
     for kind in (Kind.F, Kind.B) if schedule.has_backward else (Kind.F,):
         for stage in range(schedule.num_stages):
             for microbatch in range(schedule.num_microbatches):
@@ -151,34 +115,27 @@ def _missing(schedule: ScheduleData) -> Iterator[Action]:
                     yield action
 
 
-def _check_message_order(ranks: Ranks, placement: Placement) -> None:
+def _check_message_order(schedule: ScheduleData) -> None:
     """A channel keeps order, so a rank must use its messages in the order they are made."""
-    made: dict[tuple[Direction, int, int], list[Action]] = {}
-    for _, _, action in _walk_lists(ranks):
-        hop = message_out(action, placement)
-        if hop is not None:
-            made.setdefault(hop.channel, []).append(action)
-    used: Counter[tuple[Direction, int, int]] = Counter()
-    for rank, position, action in _walk_lists(ranks):
-        hop = message_in(action, placement)
-        if hop is None:
-            continue
-        index = used[hop.channel]
-        used[hop.channel] += 1
-        sent = made[hop.channel][index]
-        if (sent.stage, sent.microbatch) != (hop.source, action.microbatch):
-            sent_hop = message_out(sent, placement)
-            assert sent_hop is not None
-            _refuser(ranks, rank, position)(
-                f"microbatch {sent.microbatch}, as stage {sent.stage} (rank {hop.sender}) sends "
-                f"it as message {index} to stage {sent_hop.target}"
-            )
+    placement = schedule.placement
+    found = core_lists(schedule.ranks, placement).find_misorder()
+    if found is None:
+        return
+    index, sent_index, num_used = found
+    sent = Row(schedule.ranks.actions)[sent_index]
+    hop = _message_out(sent, placement)
+    _refuse(
+        schedule.ranks,
+        index,
+        f"microbatch {sent.microbatch}, as stage {sent.stage} (rank {hop.sender}) sends "
+        f"it as message {num_used} to stage {hop.target}",
+    )
 
 
-def _walk_lists(ranks: Ranks) -> Iterator[tuple[int, int, Action]]:
-    for rank, actions in enumerate(ranks):
-        for position, action in enumerate(actions):
-            yield rank, position, action
+def _message_out(action: Action, placement: Placement) -> Hop:
+    hop = placement.hops_out[action.kind][action.stage]
+    assert hop is not None
+    return hop
 
 
 def _same(action: Action, kind: Kind) -> Action:
@@ -186,14 +143,13 @@ def _same(action: Action, kind: Kind) -> Action:
     return Action(kind, action.stage, action.microbatch)
 
 
-def _refuser(ranks: Ranks, rank: int, position: int) -> Callable[[str], NoReturn]:
-    def refuse(expected: str) -> NoReturn:
-        raise ConfigError(
-            f"expected {expected}; got {ranks[rank][position]} "
-            f"at position {position} of rank {rank}\n{_grid(ranks, {rank: position})}"
-        )
-
-    return refuse
+def _refuse(ranks: Ranks, index: int, expected: str) -> NoReturn:
+    """Marks the action at `index` of all."""
+    rank, position = ranks.place_of(index)
+    raise ConfigError(
+        f"expected {expected}; got {ranks[rank][position]} "
+        f"at position {position} of rank {rank}\n{_grid(ranks, {rank: position})}"
+    )
 
 
 def _deadlock(schedule: ScheduleData, positions: Mapping[int, int], timing: Timing) -> ConfigError:
@@ -213,11 +169,10 @@ def _deadlock(schedule: ScheduleData, positions: Mapping[int, int], timing: Timi
 
 def _awaited(action: Action, placement: Placement) -> str:
     if action.kind.is_send:
-        hop = message_out(action, placement)
-        assert hop is not None
-        return f"whose receive rank {hop.receiver} has not posted"
-    hop = message_in(action, placement)
-    if hop is None:
+        receiver = _message_out(action, placement).receiver
+        return f"whose receive rank {receiver} has not posted"
+    hop = placement.hops_in[action.kind][action.stage]
+    if hop is None or not hop.is_message:
         return "whose input its own rank makes later"
     return f"whose input rank {hop.sender} has not sent"
 
@@ -229,7 +184,7 @@ def _grid(ranks: Ranks, marked: Mapping[int, int]) -> str:
     return "\n".join(rows)
 
 
-def _row(actions: tuple[Action, ...], rank: int, marked: Mapping[int, int]) -> str:
+def _row(actions: Row, rank: int, marked: Mapping[int, int]) -> str:
     center = marked.get(rank, next(iter(marked.values())))
     first, end = max(0, center - _CONTEXT), center + _CONTEXT + 1
     cells = [

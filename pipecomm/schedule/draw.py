@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+from pipecomm.errors import ConfigError
 from pipecomm.schedule.action import Action, Kind
+from pipecomm.schedule.costs import Costs
 from pipecomm.schedule.data import ScheduleData
-from pipecomm.schedule.simulate import Costs, simulate
+from pipecomm.schedule.simulate import simulate
 
 __all__ = ["draw"]
 
 
-def draw(schedule: ScheduleData) -> str:
+def draw(schedule: ScheduleData, costs: Costs | None = None) -> str:
     """The grid when each compute action takes one slot and transfers take none.
 
     Where backwards are split, a whole one (B) takes the two slots of its parts I and W. A cell is
-    `F3` where a rank has one stage, `0F3` where it has several, `.` where it idles.
+    `F3` where a rank has one stage, `0F3` where it has several, `.` where it idles. With `costs`
+    a slot is a second. Raises ConfigError if one of them is not in whole seconds.
     """
-    is_split = Kind.I in schedule.kinds
-    result = simulate(schedule, Costs(backward_s=2.0 if is_split else 1.0))
+    if costs is None:
+        costs = Costs(backward_s=2.0 if Kind.I in schedule.kinds else 1.0, update_s=1.0)
+    result = simulate(schedule, costs)
     has_one_stage = len(schedule.ranks) == schedule.num_stages
     grid = [["."] * round(result.step_s) for _ in schedule.ranks]
     for event in result.events:
         if event.action.kind.is_compute:
+            if not (event.start_s.is_integer() and event.end_s.is_integer()):
+                raise ConfigError(
+                    "expected costs in whole seconds for a drawing as text; got "
+                    f"{event.action} from {event.start_s:g} to {event.end_s:g} s"
+                )
             for slot in range(round(event.start_s), round(event.end_s)):
                 grid[event.rank][slot] = _cell(event.action, has_one_stage)
     header = ["slot", *map(str, range(round(result.step_s)))]

@@ -1,33 +1,18 @@
 """Adds communication to compute actions: which receives to post before, which sends after each one.
 
 What the actions of a lowered list mean, for everyone who runs one:
-  F, B, I, W      compute; wait for their own receive first, if they have one
+  F, B, I, W, U   compute; wait for their own receive first, if they have one
   RECV_F, RECV_B  post the receive and go on
   SEND_F, SEND_B  post the send and go on
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-
-from pipecomm.schedule.action import RECEIVES, SENDS, Action, Direction, Ranks
+from pipecomm.schedule.core_lists import core_lists
 from pipecomm.schedule.data import ScheduleData
-from pipecomm.schedule.placement import Hop, Placement
+from pipecomm.schedule.ranks import Ranks
 
-__all__ = ["message_in", "message_out", "with_communication"]
-
-
-def message_in(action: Action, placement: Placement) -> Hop | None:
-    """The way of the message that a compute action waits for; None if it takes none."""
-    hop = placement.hops_in[action.kind][action.stage]
-    return hop if hop is not None and hop.is_message else None
-
-
-def message_out(action: Action, placement: Placement) -> Hop | None:
-    """The way of the message that a compute action makes; None if nothing leaves its rank."""
-    hop = placement.hops_out[action.kind][action.stage]
-    return hop if hop is not None and hop.is_message else None
+__all__ = ["with_communication"]
 
 
 def with_communication(schedule: ScheduleData) -> Ranks:
@@ -43,30 +28,4 @@ def with_communication(schedule: ScheduleData) -> Ranks:
 
     Raises ConfigError if the lists put a stage on two ranks, or leave one out.
     """
-    return tuple(_lower(actions, schedule.placement) for actions in schedule.ranks)
-
-
-def _lower(actions: Sequence[Action], placement: Placement) -> tuple[Action, ...]:
-    posts = _posts_by_position(actions, placement)
-    lowered: list[Action] = []
-    for position, action in enumerate(actions):
-        lowered += posts.get(position, ())
-        lowered.append(action)
-        hop = message_out(action, placement)
-        if hop is not None:
-            lowered.append(Action(SENDS[hop.direction], action.stage, action.microbatch))
-    return tuple(lowered)
-
-
-def _posts_by_position(
-    actions: Sequence[Action], placement: Placement
-) -> defaultdict[int, list[Action]]:
-    posts: defaultdict[int, list[Action]] = defaultdict(list)
-    previous_use: dict[tuple[Direction, int, int], int] = {}
-    for position, action in enumerate(actions):
-        hop = message_in(action, placement)
-        if hop is not None:
-            receive = Action(RECEIVES[hop.direction], action.stage, action.microbatch)
-            posts[previous_use.get(hop.channel, max(0, position - 1))].append(receive)
-            previous_use[hop.channel] = position
-    return posts
+    return Ranks(*core_lists(schedule.ranks, schedule.placement).lower())

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pipecomm.errors import ConfigError
-from pipecomm.schedule.action import Action, Direction, Kind
+from pipecomm.schedule.action import Direction, Kind
 
 __all__ = ["Hop", "Placement"]
 
@@ -80,11 +80,11 @@ class Placement:
         return cls((*down, *reversed(down)))
 
     @classmethod
-    def of_lists(cls, ranks: Iterable[Sequence[Action]]) -> Placement:
-        """The placement that lists of actions imply."""
+    def of_stages(cls, stages: Iterable[Iterable[int]]) -> Placement:
+        """The placement with these stages on the first rank, those on the next, and so on."""
         rank_of: dict[int, int] = {}
-        for rank, actions in enumerate(ranks):
-            for stage in {action.stage for action in actions}:
+        for rank, held in enumerate(stages):
+            for stage in held:
                 if rank_of.setdefault(stage, rank) != rank:
                     raise ConfigError(
                         f"expected stage {stage} on one rank; got it on {rank_of[stage]} and {rank}"

@@ -7,7 +7,8 @@ import io
 import re
 
 from pipecomm.errors import ConfigError
-from pipecomm.schedule.action import Action, Ranks
+from pipecomm.schedule.action import Action
+from pipecomm.schedule.ranks import Ranks
 
 __all__ = ["format_table", "parse_table"]
 
@@ -34,7 +35,7 @@ def parse_table(text: str, origin: str) -> Ranks:
         rows.pop()
     if not rows:
         raise ConfigError(f"expected a row of actions per rank; got an empty table in {origin}")
-    return tuple(
+    return Ranks.of(
         tuple(
             _parse_action(part, f"{origin}, row {row}, column {column}")
             for column, cell in enumerate(cells, 1)

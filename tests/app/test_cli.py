@@ -60,6 +60,7 @@ def test_unknown_schedule_is_refused_with_the_known_ones(
     [
         (["--data", "nowhere"], "nowhere: cannot be read"),
         (["--stages", "5", "--layers", "4"], "4 layers for 5 stages"),
+        (["--stages-per-rank", "2"], "1f1b: expected as many stages as ranks; got 4 stages on 2"),
         (["--batch-size", "3", "--microbatches", "4"], "--batch-size 3 for 4 microbatches"),
         (["--width", "30"], "got 30"),
         (["--compare", "--codec", "raw", "--grad-codec", "raw"], "raw and raw"),

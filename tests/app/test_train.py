@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from pipecomm.app.rank import Place
-from pipecomm.app.train import TrainOptions, _choose_link, _learning_rate
+from pipecomm.app.train import TrainOptions, _by_boundary, _choose_link, _learning_rate
 from pipecomm.links.link import LinkEmulation
+from pipecomm.schedule import Placement
 from tests.patience import patient
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -146,6 +147,31 @@ def test_trainings_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
     losses = {json.loads(stdout)["runs"][0]["held_out_loss"] for (stdout, _), _ in results}
     assert [code for _, code in results] == [0] * 2
     assert len(losses) == 1
+
+
+def test_ranks_of_several_stages_train_the_same_model(tmp_path: Path) -> None:
+    """Four stages on two ranks, as on four: the same weights, batches and losses."""
+    documents = []
+    for words in (
+        ["--stages=2", "--stages-per-rank=2", "--schedule=interleaved", "--codec=int8"],
+        ["--stages=4", "--codec=int8"],
+    ):
+        more = ["--steps=3", "--json", "--out"]
+        code, stdout, stderr = run(tmp_path, command(*words, *more, words[0][2:]))
+        assert code == 0, stderr
+        documents.append(json.loads(stdout)["runs"][0])
+    two, four = documents
+    assert two["codecs"] == four["codecs"] == ["int8"] * 3
+    assert two["grad_codecs"] == four["grad_codecs"] == ["raw"] * 3
+    assert two["held_out_loss"] == pytest.approx(four["held_out_loss"], rel=1e-5)
+    assert two["payload_nbytes_sent"] == four["payload_nbytes_sent"]
+
+
+def test_codecs_are_told_by_boundary_with_raw_inside_a_rank() -> None:
+    in_use = [{"forward": "int4, int8", "backward": "fp8"}, {"forward": "nf4"}]
+    looped, down = Placement.looped(4, 2), Placement((0, 0, 1))
+    assert _by_boundary(in_use, looped, "forward") == ["int4", "nf4", "int8"]
+    assert _by_boundary([{"forward": "int4"}, {}], down, "forward") == ["raw", "int4"]
 
 
 def test_torchrun_starts_the_same_training(tmp_path: Path) -> None:

@@ -178,14 +178,6 @@ def test_guard_takes_no_offence_at_values_that_are_not_finite() -> None:
     assert choices(policy, [x], 2) == ["int4"] * 2
 
 
-def test_small_and_other_tensors_are_left_out() -> None:
-    boundary = BoundaryCodec(CodecPolicy("int4", min_nbytes=100), Codec("int4"), "here")
-    assert boundary.applies_to(torch.zeros(25))
-    assert not boundary.applies_to(torch.zeros(24))
-    assert not boundary.applies_to(torch.zeros(100, dtype=torch.int64))
-    assert not boundary.applies_to(torch.zeros(100, dtype=torch.float64))
-
-
 def test_relative_error_is_that_of_the_l2_norm() -> None:
     x = smooth()
     codec = Codec("int8")

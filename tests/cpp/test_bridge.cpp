@@ -230,14 +230,13 @@ TEST(closing_ends_what_is_pending_on_both_sides) {
   CHECK_ERROR(ErrorKind::transport, "rank 0 has left", leaving->wait(10s));
 }
 
-TEST(ranks_with_other_settings_refuse_each_other) {
-  const Listeners listeners = listen(0, 2);
-  const std::vector<std::string> addresses = {listeners[0]->address(), listeners[1]->address()};
-  CommunicatorOptions plain, quantized;
-  quantized.settings = "int4";
-  std::thread other(
-      [&] { CHECK_ERROR(ErrorKind::config, "int4", listeners[1]->connect(1, addresses, quantized, 10s)); });
-  CHECK_ERROR(ErrorKind::config, "int4", listeners[0]->connect(0, addresses, plain, 10s));
+TEST(ranks_of_groups_of_other_sizes_refuse_each_other) {
+  const Listeners listeners = listen(0, 3);
+  const std::vector<std::string> two = {listeners[0]->address(), listeners[1]->address()};
+  const std::vector<std::string> three = {two[0], two[1], listeners[2]->address()};
+  const char* const text = "expected 2 ranks; rank 1 was started for 3";
+  std::thread other([&] { CHECK_ERROR(ErrorKind::config, text, listeners[1]->connect(1, three, {}, 10s)); });
+  CHECK_ERROR(ErrorKind::config, text, listeners[0]->connect(0, two, {}, 10s));
   other.join();
 }
 

@@ -33,9 +33,25 @@ TEST(report_names_every_pending_transfer_with_peer_key_tensors_and_age) {
   CHECK(has(text, "process " + std::to_string(::getpid())));
   CHECK(has(text, "send to rank 1 (tag 7): float32 [3000000] (12000000 bytes), for "));
   CHECK(has(text, "receive from any rank (tag 9): float32 [4] (16 bytes), for "));
-  CHECK(has(text, "receive from rank 1 (forward, microbatch 3, step 0): any tensors, for "));
+  CHECK(has(text, "receive from rank 1 (forward, microbatch 3, section 0): any tensors, for "));
   CHECK(has(text, "message from rank 0 (tag 5) of 32 bytes, that no receive asks for"));
   CHECK(has(text, "last message from rank 1: none so far"));
+}
+
+TEST(report_says_iteration_where_the_section_belongs_to_one) {
+  Floats parked(8);
+  auto ranks = connect_all(2);
+  for (const auto& rank : ranks) rank->begin_epoch(41, 17);
+  auto now = ranks[1]->receive(0, in_epoch(41), {}, nullptr);
+  auto later = ranks[1]->receive(0, in_epoch(42), {}, nullptr);
+  post_send(ranks[0], 1, parked, {0, Direction::backward, 2, 41});
+  const std::string text = report_with("that no receive asks for");
+  CHECK(has(text, "receive from rank 0 (forward, microbatch 0, iteration 17): any tensors, for "));
+  CHECK(has(text, "receive from rank 0 (forward, microbatch 0, section 42): any tensors, for "));
+  CHECK(has(text, "message from rank 0 (backward, microbatch 2, iteration 17) of 32 bytes, that no receive asks for"));
+  CHECK_ERROR(ErrorKind::link_timeout, "(forward, microbatch 0, iteration 17)", now->wait(1ms));
+  ranks[1]->begin_epoch(42);  // of no iteration
+  CHECK(has(report_with("section 42"), "(forward, microbatch 0, section 42)"));
 }
 
 TEST(report_forgets_what_is_done) {

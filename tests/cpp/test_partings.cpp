@@ -1,4 +1,4 @@
-// How ranks come together and part: handshakes, steps given up, goodbyes, what is kept alive and for how long.
+// How ranks come together and part: handshakes, sections given up, goodbyes, what is kept alive and for how long.
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -74,13 +74,14 @@ TEST(what_was_sent_before_closing_still_arrives) {
   CHECK_ERROR(ErrorKind::transport, "has left", post_receive(ranks[1], 0, got, tagged(1))->wait(10s));
 }
 
-TEST(ranks_with_other_settings_refuse_each_other) {
-  auto first = make_listener(), second = make_listener();
-  const std::vector<std::string> addresses = {first->address(), second->address()};
-  CommunicatorOptions plain, quantized;
-  quantized.settings = "int4";
-  std::thread other([&] { CHECK_ERROR(ErrorKind::config, "int4", second->connect(1, addresses, quantized, 10s)); });
-  CHECK_ERROR(ErrorKind::config, "int4", first->connect(0, addresses, plain, 10s));
+TEST(ranks_of_groups_of_other_sizes_refuse_each_other) {
+  auto first = make_listener(), second = make_listener(), third = make_listener();
+  const std::vector<std::string> two = {first->address(), second->address()};
+  const std::vector<std::string> three = {two[0], two[1], third->address()};
+  std::thread other([&] {
+    CHECK_ERROR(ErrorKind::config, "expected 2 ranks; rank 1 was started for 3", second->connect(1, three, {}, 10s));
+  });
+  CHECK_ERROR(ErrorKind::config, "expected 2 ranks; rank 1 was started for 3", first->connect(0, two, {}, 10s));
   other.join();
 }
 

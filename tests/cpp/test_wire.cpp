@@ -65,6 +65,14 @@ struct RingPair {
 
 }  // namespace
 
+TEST(directions_are_read_by_the_names_they_are_written_with) {
+  for (const Direction direction : {Direction::none, Direction::forward, Direction::backward}) {
+    CHECK(direction_from_name(direction_name(direction)) == direction);
+  }
+  CHECK_EQ(std::string(direction_name(Direction::backward)), std::string("backward"));
+  CHECK_ERROR(ErrorKind::config, "got 'sideways'", direction_from_name("sideways"));
+}
+
 TEST(checksum_of_the_standard_text_is_the_standard_value) { CHECK_EQ(crc32c(as_bytes("123456789")), 0xe3069283u); }
 
 TEST(header_written_and_read_is_the_same) {

@@ -103,6 +103,26 @@ def test_collectives_of_cuda_tensors_are_nccls_where_torch_has_it(
     assert backend._parse_inner("nccl") == {"cpu": "nccl", "cuda": "nccl"}
 
 
+def _collectives_of_meta_tensors(rank: int, size: int) -> list[tuple[Any, ...]]:
+    one, all_ = torch.empty(4, device="meta"), torch.empty(4 * size, device="meta")
+    ones = [one] * size
+    at_root = [ones] if rank == 0 else []
+    return [
+        ("allreduce", [one]),
+        ("allreduce_coalesced", [one]),
+        ("broadcast", [one], dist.BroadcastOptions()),
+        ("reduce", [one], dist.ReduceOptions()),
+        ("allgather", [ones], [one]),
+        ("_allgather_base", all_, one),
+        ("gather", at_root, [one], dist.GatherOptions()),
+        ("scatter", [one], at_root, dist.ScatterOptions()),
+        ("reduce_scatter", [one], [ones]),
+        ("_reduce_scatter_base", one, all_),
+        ("alltoall_base", all_, all_, [], []),
+        ("alltoall", ones, ones),
+    ]
+
+
 def _inner_backends_by_device(rank: int, size: int, store_path: str) -> list[list[str]]:
     """Which inner backends there are after each of some calls; torch's fake one is meta's."""
     made: list[str] = []
@@ -123,23 +143,7 @@ def _inner_backends_by_device(rank: int, size: int, store_path: str) -> list[lis
     init(rank, size, store_path, pg_options=BackendOptions(inner="meta:fake"))
     group = dist.group.WORLD._get_backend(torch.device("cpu"))
     seen.append(list(made))
-    one, all_ = torch.empty(4, device="meta"), torch.empty(4 * size, device="meta")
-    ones = [one] * size
-    at_root = [ones] if rank == 0 else []
-    for name, *arguments in (
-        ("allreduce", [one]),
-        ("allreduce_coalesced", [one]),
-        ("broadcast", [one], dist.BroadcastOptions()),
-        ("reduce", [one], dist.ReduceOptions()),
-        ("allgather", [ones], [one]),
-        ("_allgather_base", all_, one),
-        ("gather", at_root, [one], dist.GatherOptions()),
-        ("scatter", [one], at_root, dist.ScatterOptions()),
-        ("reduce_scatter", [one], [ones]),
-        ("_reduce_scatter_base", one, all_),
-        ("alltoall_base", all_, all_, [], []),
-        ("alltoall", ones, ones),
-    ):
+    for name, *arguments in _collectives_of_meta_tensors(rank, size):
         getattr(group, name)(*arguments).wait()
     seen.append(list(made))
     total = torch.full((4,), rank + 1.0)
@@ -153,7 +157,9 @@ def _inner_backends_by_device(rank: int, size: int, store_path: str) -> list[lis
     backend._connect = lambda *_: None  # as between ranks of two users
     init(rank, size, store_path + ".unreachable", pg_options=BackendOptions(inner="meta:fake"))
     seen.append(list(made))
-    dist.group.WORLD._get_backend(torch.device("cpu")).send([one], 1 - rank, 0).wait()
+    dist.group.WORLD._get_backend(torch.device("cpu")).send(
+        [torch.empty(4, device="meta")], 1 - rank, 0
+    ).wait()
     seen.append(list(made))
     dist.destroy_process_group()
     return seen

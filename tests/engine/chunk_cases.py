@@ -90,6 +90,16 @@ def without_eager_sends(rank: int, size: int) -> float:
     return gradient_error(rank, size, linear_stages(2 * size), [batch(8 * size)], limits=limits)
 
 
+def looped_bfs(rank: int, size: int) -> float:
+    """Backwards in the opposite order of microbatches, also where sends wait for their receives."""
+    given = [batch(num_rows, seed=seed) for num_rows, seed in UNEVEN]
+    stages = linear_stages(2 * size)
+    return max(
+        gradient_error(rank, size, stages, given, schedule="looped-bfs", limits=limits)
+        for limits in (None, FlowLimits(strict=True))
+    )
+
+
 def frozen_chunks(rank: int, size: int) -> dict[str, float]:
     """By what is frozen: the first stages, one in the middle on this side of the loop or that."""
     found = {}
@@ -273,6 +283,7 @@ CASES = {
         uneven_rows,
         coded,
         without_eager_sends,
+        looped_bfs,
         frozen_chunks,
         several_tensors,
         keywords_on_every_stage,
@@ -283,5 +294,5 @@ CASES = {
         other_numbers_of_chunks,
         handed_over_in_memory,
     ),
-    4: (uneven_rows, coded, without_eager_sends, v_shaped, evaluation, wrapped_chunks),
+    4: (uneven_rows, coded, without_eager_sends, looped_bfs, v_shaped, evaluation, wrapped_chunks),
 }

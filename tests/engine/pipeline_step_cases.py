@@ -227,7 +227,7 @@ def without_eager_sends(rank: int, size: int) -> dict[str, float]:
             num_microbatches=8,
             limits=FlowLimits(strict=True),
         )
-        for name in ("gpipe", "1f1b", "eager-1f1b")
+        for name in ("sequential", "gpipe", "1f1b", "eager-1f1b")
     }
 
 

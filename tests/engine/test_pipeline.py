@@ -119,7 +119,7 @@ def test_lossy_codec_stays_near_but_differs(results: Any, codec: str, limit: flo
     assert 1e-5 < max(errors) < limit
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager-1f1b"])
+@pytest.mark.parametrize("schedule", ["sequential", "gpipe", "1f1b", "eager-1f1b"])
 def test_no_schedule_needs_eager_sends(results: Any, schedule: str) -> None:
     assert max(found[schedule] for found in results(4, without_eager_sends)) < TOLERANCE
 

@@ -83,10 +83,12 @@ def test_error_of_a_stage_reaches_every_rank(results: Any, where: int, schedule:
     assert_all_say(outcomes, ValueError, "boom")
     own = outcomes.pop(where)
     assert type(own.error) is ValueError
-    assert own.notes == [f"pipecomm: in stage {where} of 3, F of microbatch 2"]
+    assert own.notes == [f"pipecomm: in stage {where} of 3, F of microbatch 2, iteration 1"]
     for other in outcomes:
         assert isinstance(other.error, StageFailedError)
-        assert f"stage {where} of 3, F of microbatch 2: ValueError: boom" in str(other.error)
+        assert f"stage {where} of 3, F of microbatch 2, iteration 1: ValueError: boom" in str(
+            other.error
+        )
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def test_step_after_an_error_equals_unsplit_model(results: Any) -> None:
 def test_error_in_backward_reaches_every_rank(results: Any) -> None:
     outcomes = results(backward_raises)
     assert_all_say(outcomes, RuntimeError, "no way back")
-    assert outcomes[1].notes == ["pipecomm: in stage 1 of 3, B of microbatch 0"]
+    assert outcomes[1].notes == ["pipecomm: in stage 1 of 3, B of microbatch 0, iteration 1"]
 
 
 def test_error_of_the_loss_reaches_every_rank(results: Any) -> None:

@@ -155,3 +155,38 @@ def test_step_after_close_says_that_the_pipeline_is_closed() -> None:
 def test_emulated_link_of_impossible_numbers_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="at least 0"):
         LinkEmulation(**options)
+
+
+class _FailsInCall(nn.Module):
+    """Passes its input on, times a weight; fails in its n-th call."""
+
+    def __init__(self, call: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.left = call
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.left -= 1
+        if self.left == 0:
+            raise ArithmeticError("boom")
+        return x * self.weight
+
+
+@pytest.mark.parametrize(
+    ("call", "where"),
+    [
+        (1, "stage 0 of 1, F of microbatch 0, iteration 1"),
+        (2, "stage 0 of 1, F of microbatch 0"),
+        (3, "stage 0 of 1, F of microbatch 0, iteration 2"),
+    ],
+    ids=["first training step", "evaluation", "second training step"],
+)
+@pytest.mark.skipif(not hasattr(BaseException, "add_note"), reason="Python 3.10 has no notes")
+def test_error_names_the_iteration_of_the_user_whatever_else_ran(call: int, where: str) -> None:
+    pipeline = Pipeline(_FailsInCall(call), loss_fn=mse)
+    with pytest.raises(ArithmeticError) as caught:  # noqa: PT012
+        pipeline.train_step(rows(4), rows(4))
+        pipeline.clip_grad_norm_(1.0)
+        pipeline.eval_step(rows(4), rows(4))
+        pipeline.train_step(rows(4), rows(4))
+    assert caught.value.__notes__ == [f"pipecomm: in {where}"]

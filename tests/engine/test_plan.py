@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipecomm.engine.plan import evaluation_plan, training_plan
+from pipecomm.engine.plan import check_schedule, evaluation_plan, training_plan
+from pipecomm.errors import ConfigError
 from pipecomm.schedule import Action, Kind, Placement, Schedule, build
 
 
@@ -37,3 +38,19 @@ def test_sends_are_bounded_where_no_activation_comes_back_to_a_rank(
     rank_of: tuple[int, ...], max_open_sends: int | None
 ) -> None:
     assert evaluation_plan(Placement(rank_of), 1, 0).max_open_sends == max_open_sends
+
+
+@pytest.mark.parametrize(
+    ("name", "num_chunks", "kinds"),
+    [("zb-h1", 1, "I, W"), ("zb-v", 2, "I, W"), ("pipedream", 1, "U")],
+)
+def test_named_schedule_that_is_not_executed_yet_is_refused_with_its_kinds(
+    name: str, num_chunks: int, kinds: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"a schedule of F and B; got {kinds} in '{name}'"):
+        check_schedule(name, num_chunks, 0, 2, 4)
+
+
+@pytest.mark.parametrize(("name", "num_chunks"), [("sequential", 1), ("looped-bfs", 2)])
+def test_named_schedule_of_whole_backwards_is_taken(name: str, num_chunks: int) -> None:
+    assert check_schedule(name, num_chunks, 0, 2, 4) == build(name, 2 * num_chunks, 4, 2)

@@ -265,7 +265,7 @@ def test_timeout_names_ranks_direction_microbatch_and_step() -> None:
     with pytest.raises(LinkTimeoutError) as caught:
         pair.high.receive(0, direction="forward", microbatch=3).wait()
     text = str(caught.value)
-    for part in ("rank 0", "rank 1", "forward", "microbatch 3", "step 1", "0.2"):
+    for part in ("rank 0", "rank 1", "forward", "microbatch 3", "section 1", "0.2"):
         assert part in text
     pair.close()
 

@@ -9,7 +9,7 @@ import pytest
 
 from pipecomm.errors import ConfigError
 from pipecomm.schedule import Action, Direction, Kind
-from pipecomm.schedule.action import RECEIVES, SENDS
+from pipecomm.schedule.action import KINDS, RECEIVES, SENDS
 
 
 @pytest.mark.parametrize("kind", list(Kind))
@@ -34,13 +34,22 @@ def test_action_text_without_stage_kind_microbatch_is_refused(text: str) -> None
 
 @pytest.mark.parametrize("kind", ["UNSHARD", "X"])
 def test_action_of_unknown_kind_names_the_known_ones(kind: str) -> None:
-    known = "F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B"
+    known = "F, B, I, W, U, SEND_F, RECV_F, SEND_B, RECV_B"
     with pytest.raises(ConfigError, match=f"{known}; got '{kind}'"):
         Action.parse(f"0{kind}0")
 
 
-def test_only_forward_and_backward_and_its_parts_are_compute() -> None:
-    assert [kind for kind in Kind if kind.is_compute] == [Kind.F, Kind.B, Kind.I, Kind.W]
+def test_only_forward_backward_its_parts_and_update_are_compute() -> None:
+    assert [kind.name for kind in Kind if kind.is_compute] == list("FBIWU")
+
+
+def test_kinds_are_numbered_in_their_order() -> None:
+    assert [KINDS[kind.index] for kind in Kind] == list(Kind) == list(KINDS)
+
+
+def test_update_follows_a_backward_of_either_form_and_sends_nothing() -> None:
+    assert Kind.U.after == (Kind.B, Kind.W)
+    assert (Kind.U.direction, Kind.U.change_in_live) == (None, 0)
 
 
 def test_each_kind_is_itself_when_copied_pickled_or_read_back() -> None:
@@ -50,8 +59,8 @@ def test_each_kind_is_itself_when_copied_pickled_or_read_back() -> None:
 
 def test_a_split_backward_keeps_and_sends_together_what_a_whole_one_does() -> None:
     whole, parts = Kind.B, (Kind.I, Kind.W)
-    assert whole.after is Kind.I.after is Kind.F
-    assert Kind.W.after is Kind.I
+    assert whole.after == Kind.I.after == (Kind.F,)
+    assert Kind.W.after == (Kind.I,)
     assert sum(part.change_in_live for part in parts) == whole.change_in_live
     assert Kind.F.change_in_live + whole.change_in_live == 0
     assert [part.direction for part in parts] == [whole.direction, None]
@@ -65,4 +74,4 @@ def test_sends_and_receives_of_a_direction_go_its_way_and_compute_nothing(
     assert send.direction == receive.direction == direction
     assert (send.is_send, receive.is_send) == (True, False)
     for kind in (send, receive):
-        assert (kind.is_compute, kind.after, kind.change_in_live) == (False, None, 0)
+        assert (kind.is_compute, kind.after, kind.change_in_live) == (False, (), 0)

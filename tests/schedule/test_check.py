@@ -99,7 +99,7 @@ def test_backwards_may_run_in_reverse_order() -> None:
     [
         (
             ("0F0 0SEND_F0", "1F0"),
-            r"compute only: F, B, I, W .*; got 0SEND_F0 at position 1",
+            r"compute only: F, B, I, W, U .*; got 0SEND_F0 at position 1",
         ),
         (("0F0 1F0", "1B0 0B0"), "stage 1 on one rank, and rank 0 has it; got 1B0"),
         (("0F0 0F0",), "each action once; got 0F0 at position 1 of rank 0"),
@@ -160,17 +160,3 @@ def test_order_that_needs_free_sends_is_refused_only_when_sends_block() -> None:
     ) as caught:
         schedule_of(*rows).check(sends_block=True)
     assert "whose receive rank 1 has not posted" in str(caught.value)
-
-
-def test_forward_only_schedule_keeps_no_activations() -> None:
-    assert build("gpipe", 3, 5).forward_only().peak_activations() == (0, 0, 0)
-
-
-def test_peak_activations_of_several_stages_on_a_rank_are_counted_per_stage() -> None:
-    schedule = schedule_of("0F0 0F1 2F0 2B0 2F1 2B1 0B0 0B1", "1F0 1F1 1B0 1B1")
-    assert schedule.peak_activations() == (2, 2, 1)
-
-
-def test_activations_of_a_split_backward_are_kept_until_its_weights_are_done() -> None:
-    assert schedule_of("0F0 0I0 0F1 0W0 0I1 0W1").peak_activations() == (2,)
-    assert schedule_of("0F0 0I0 0W0 0F1 0I1 0W1").peak_activations() == (1,)

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from pipecomm.errors import ConfigError
-from pipecomm.schedule import Action, Kind, Placement, Schedule, build
+from pipecomm.schedule import Action, Kind, Placement, Ranks, Schedule, Weights, build
 from tests.schedule.examples import schedule_of
 
 
@@ -20,9 +20,18 @@ def test_schedules_with_the_same_lists_are_equal_whatever_their_names() -> None:
     assert built != build("1f1b", 2, 4)
 
 
-def test_schedule_given_lists_keeps_tuples() -> None:
+def test_schedule_given_lists_packs_them() -> None:
     schedule = Schedule("mine", 1, 1, [[Action(Kind.F, 0, 0)]])  # type: ignore[arg-type]
     assert schedule.ranks == ((Action(Kind.F, 0, 0),),)
+    assert type(schedule.ranks) is Ranks
+
+
+def test_lists_with_updates_are_those_of_stashed_weights_unless_said_otherwise() -> None:
+    assert schedule_of("0F0 0B0").weights is Weights.ONE
+    assert schedule_of("0F0 0B0 0U0").weights is Weights.STASHED
+    updated = list(schedule_of("0F0 0B0 0U0").ranks)
+    assert Schedule.from_lists("mine", updated, Weights.NEWEST).weights is Weights.NEWEST
+    assert schedule_of("0F0 0B0 0U0").forward_only().weights is Weights.ONE
 
 
 def test_schedule_repr_is_short_and_says_its_size() -> None:

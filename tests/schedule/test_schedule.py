@@ -6,8 +6,8 @@ import doctest
 from pathlib import Path
 
 from pipecomm.schedule import Costs, Schedule, build
-from pipecomm.schedule.check import peak_activations
 from pipecomm.schedule.draw import draw
+from pipecomm.schedule.memory import peak_activations
 from pipecomm.schedule.simulate import simulate
 from pipecomm.schedule.table import format_table
 

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from pipecomm.schedule import Kind
+from pipecomm.schedule import Kind, build
 from pipecomm.schedule.walk import Event, Stuck, Timing, walk
 from tests.schedule.examples import schedule_of
 
-SECONDS = {Kind.F: 1.0, Kind.B: 3.0, Kind.I: 1.0, Kind.W: 2.0}
+SECONDS = {Kind.F: 1.0, Kind.B: 3.0, Kind.I: 1.0, Kind.W: 2.0, Kind.U: 0.0}
 
 
 def timing(
     num_stages: int, transfer_s: float = 0.0, latency_s: float = 0.0, slots: int = 0,
-    sends_block: bool = False,
+    max_in_flight: int = 0, sends_block: bool = False,
 ) -> Timing:  # fmt: skip
+    compute_s = np.zeros((len(Kind), num_stages))
+    for kind, seconds in SECONDS.items():
+        compute_s[kind.index] = seconds
+    of_messages = np.ones((2, num_stages))
     return Timing(
-        compute_s={kind: [seconds] * num_stages for kind, seconds in SECONDS.items()},
-        transfer_s={"forward": [transfer_s] * num_stages, "backward": [transfer_s] * num_stages},
-        latency_s=latency_s,
-        slots=slots,
-        sends_block=sends_block,
-    )
+        compute_s, transfer_s * of_messages, latency_s * of_messages, slots, max_in_flight,
+        sends_block,
+    )  # fmt: skip
 
 
 def times(events: object) -> dict[str, tuple[float, float]]:
@@ -38,8 +40,8 @@ def test_gradient_leaves_after_the_input_part_of_a_backward() -> None:
     assert spans["1SEND_B0"] == (3, 3), "after I, not after W"
     assert spans["0B0"] == (3, 6)
     assert spans["1W0"] == (3, 5)
-    assert walked.clock_s == [6, 5]
-    assert walked.busy_s == [4, 4]
+    assert walked.clock_s.tolist() == [6, 5]
+    assert walked.busy_s.tolist() == [4, 4]
 
 
 def test_weights_wait_for_nothing_of_other_ranks() -> None:
@@ -85,6 +87,21 @@ def test_slots_let_messages_leave_before_their_receive_is_posted() -> None:
     schedule = schedule_of("0F0 0F1 0F2", "1F0 1F1 1F2")
     rows = [times(walk(schedule, timing(2, 1.0, 10.0, slots)).events()) for slots in (0, 1)]
     assert [row["0SEND_F2"] for row in rows] == [(13, 24), (3, 14)]
+
+
+def test_messages_on_their_way_are_no_more_than_the_limit() -> None:
+    schedule = schedule_of("0F0 0F1 0F2", "1F0 1F1 1F2")
+    spans = times(walk(schedule, timing(2, 1.0, 10.0, slots=3, max_in_flight=2)).events())
+    # The third leaves when the first has arrived.
+    sends = [spans[f"0SEND_F{m}"] for m in range(3)]
+    assert sends == [(1, 12), (2, 13), (12, 23)]
+
+
+def test_progress_is_told_while_a_long_walk_goes_on() -> None:
+    shares: list[float] = []
+    walk(build("gpipe", 64, 4096), timing(64), shares.append)
+    assert len(shares) == 1
+    assert 0 < shares[0] < 1
 
 
 def test_events_are_each_ranks_compute_in_its_order_and_then_the_messages() -> None:

@@ -15,6 +15,9 @@
 
 namespace pipecomm {
 
+// What the user counts, of the section that a message belongs to; nothing where that belongs to none, or is not known.
+using Iteration = std::optional<std::uint64_t>;
+
 // When things happened, CLOCK_MONOTONIC nanoseconds; 0 = not yet.
 struct TransferTimes {
   std::int64_t posted_ns = 0;
@@ -85,8 +88,9 @@ class PC_API Communicator {
   // without a target lies in memory that the device copies from asynchronously. Throws as record().
   virtual std::shared_ptr<Device> use_device(int device_index) = 0;
 
-  // Starts a step: what is left of earlier epochs is cancelled here and dropped on arrival.
-  virtual void begin_epoch(std::uint32_t epoch) = 0;
+  // Starts a section, which all ranks count alike: what is left of earlier epochs is cancelled here and dropped on
+  // arrival. Texts name the section, or `iteration` where there is one.
+  virtual void begin_epoch(std::uint32_t epoch, Iteration iteration = {}) = 0;
   // Gives up the current epoch on every rank: their transfers of this epoch raise StageFailed with `text`.
   virtual void abort(std::uint32_t epoch, const std::string& text) = 0;
   // The text of an abort of `epoch` that this rank or another has sent, if any.

@@ -34,8 +34,7 @@ struct FlowLimits {
 };
 
 struct CommunicatorOptions {
-  std::string name;      // shown in errors: the process group's
-  std::string settings;  // peers whose text differs refuse to connect
+  std::string name;  // shown in errors: the process group's
   FlowLimits limits;
   std::size_t max_parked_nbytes = std::size_t{256} << 20;
   LinkEmulation emulation;

@@ -27,7 +27,7 @@ void check_part(const SendPart& part, const std::string& where) {
                                        std::to_string(part.tensor.order.size()) + " places for " +
                                        std::to_string(part.tensor.shape.size()) + " dimensions" + where);
   }
-  if (part.codec.id != CodecId::raw && !is_quantizable(part.tensor.dtype)) {
+  if (!carries(part.codec, part.tensor.dtype)) {
     throw Error(ErrorKind::tensor, "expected float32, bfloat16 or float16 for codec " + codec_to_string(part.codec) +
                                        "; got " + dtype_name(part.tensor.dtype) + where);
   }

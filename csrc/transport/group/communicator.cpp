@@ -32,7 +32,7 @@ class CommunicatorImpl final : public Communicator,
         rank_(rank),
         size_at_start_(lifelines.size()),
         bridges_(std::move(bridges)),
-        place_(options_.stand_in, options_.pool, options_.open_device),
+        tensor_device_(options_.stand_in, options_.pool, options_.open_device),
         inbox_(options_.max_parked_nbytes),
         links_(inbox_),
         losses_(inbox_, links_, where(), [this] { poll_sockets(); }) {
@@ -42,8 +42,8 @@ class CommunicatorImpl final : public Communicator,
     for (std::size_t peer = 0; peer < lifelines.size(); ++peer) {
       std::unique_ptr<Link> link;
       if (lifelines[peer]) {
-        link = std::make_unique<Link>(static_cast<int>(peer), std::move(*lifelines[peer]), inbox_, options_, place_,
-                                      shares_memory(static_cast<int>(peer)), events);
+        link = std::make_unique<Link>(static_cast<int>(peer), std::move(*lifelines[peer]), inbox_, options_,
+                                      tensor_device_, shares_memory(static_cast<int>(peer)), events);
       }
       links_.add(std::move(link));
     }
@@ -60,7 +60,7 @@ class CommunicatorImpl final : public Communicator,
     }
     for (SendPart& part : parts) {
       check_part(part, where());
-      if (!part.absent) place_.locate(part.tensor);
+      if (!part.absent) tensor_device_.set_device(part.tensor);
     }
     auto transfer = make_transfer(peer, key, true, ready);
     transfer->to_send = std::move(parts);
@@ -75,7 +75,7 @@ class CommunicatorImpl final : public Communicator,
     if (peer != kAnySource) check_peer(peer, "receive from");
     auto transfer = make_transfer(peer, key, false, ready);
     for (TensorView& target : targets) {
-      place_.locate(target);
+      tensor_device_.set_device(target);
       transfer->waits_on_host |= target.device == kOnHost;
     }
     transfer->has_targets = !targets.empty();
@@ -86,17 +86,17 @@ class CommunicatorImpl final : public Communicator,
   }
 
   Event record(int device_index, void* native_stream) override {
-    return place_.open(device_index).device->record(native_stream);
+    return tensor_device_.open(device_index).device->record(native_stream);
   }
 
-  std::shared_ptr<Device> use_device(int device_index) override { return place_.use(device_index); }
+  std::shared_ptr<Device> use_device(int device_index) override { return tensor_device_.use(device_index); }
 
-  void begin_epoch(std::uint32_t epoch) override {
+  void begin_epoch(std::uint32_t epoch, Iteration iteration) override {
     Progress::instance().exclusively([&] {
       take_submitted();
-      const Error error(ErrorKind::transport, "the step was given up before this transfer was done" + where());
+      const Error error(ErrorKind::transport, "the section was given up before this transfer was done" + where());
       const auto is_old = [&](const TransferState& transfer) { return transfer.key.epoch < epoch; };
-      for (const auto& receive : inbox_.begin_epoch(epoch)) receive->fail(error);
+      for (const auto& receive : inbox_.begin_epoch(epoch, iteration)) receive->fail(error);
       links_.for_each([&](Link& link) {
         if (link.receiver().is_current(is_old)) link.receiver().fail_current(error);
         link.sender().fail_if(is_old, error, false);
@@ -145,7 +145,7 @@ class CommunicatorImpl final : public Communicator,
   bool shares_memory(int peer) const override { return bridges_.endpoint(peer).empty(); }
   std::string path(int peer) const override {
     std::string text = shares_memory(peer) ? "shared memory" : "TCP to " + bridges_.endpoint(peer);
-    if (is_closed_ || place_.side() == nullptr) return text;
+    if (is_closed_ || tensor_device_.side() == nullptr) return text;
     Progress::instance().exclusively([&] {
       links_.for_each([&](Link& link) { text += link.peer() == peer ? link.sender().describe_device() : ""; });
     });
@@ -210,7 +210,7 @@ class CommunicatorImpl final : public Communicator,
   std::shared_ptr<TransferState> make_transfer(int peer, const MessageKey& key, bool is_send, const Event& ready) {
     auto transfer = std::make_shared<TransferState>(peer, key, is_send, cancel_function());
     transfer->ready = ready;
-    transfer->waits_on_host = place_.has_stand_in() && !place_.is_used();
+    transfer->waits_on_host = tensor_device_.has_stand_in() && !tensor_device_.is_used();
     return transfer;
   }
 
@@ -261,6 +261,7 @@ class CommunicatorImpl final : public Communicator,
   }
 
   void start(const TransferPtr& transfer) {
+    transfer->iteration = inbox_.iteration(transfer->key.epoch);
     if (is_closed_) return refuse(transfer, closed_error());
     if (const auto text = aborted(transfer->key.epoch)) return refuse(transfer, Error(ErrorKind::stage_failed, *text));
     transfer->is_send ? start_send(transfer) : start_receive(transfer);
@@ -341,7 +342,7 @@ class CommunicatorImpl final : public Communicator,
 
   AbortLog aborts_;
 
-  DevicePlace place_;
+  TensorDevice tensor_device_;
 
   // The rest is guarded by the progress lock.
   Inbox inbox_;

@@ -8,7 +8,7 @@
 #include "sockets/lifeline.h"
 #include "transport/api/communicator.h"
 #include "transport/api/options.h"
-#include "transport/remote/bridge.h"
+#include "transport/remote/bridges.h"
 
 namespace pipecomm {
 

@@ -14,20 +14,20 @@ constexpr std::int64_t kHeldUpNs = 50'000'000;
 
 }  // namespace
 
-Link::Link(int peer, Lifeline lifeline, Inbox& inbox, const CommunicatorOptions& options, const DevicePlace& place,
-           bool shares_memory, Events events)
+Link::Link(int peer, Lifeline lifeline, Inbox& inbox, const CommunicatorOptions& options,
+           const TensorDevice& tensor_device, bool shares_memory, Events events)
     : peer_(peer),
       inbox_(inbox),
       options_(options),
-      place_(place),
+      tensor_device_(tensor_device),
       events_(std::move(events)),
       lifeline_(std::move(lifeline)),
-      sender_(options.emulation, options.limits, place, shares_memory,
+      sender_(options.emulation, options.limits, tensor_device, shares_memory,
               [this](std::uint64_t segment_id, int fd) {
                 lifeline_.send(fd < 0 ? ControlKind::source_gone : ControlKind::source_made, segment_id, "", fd);
               }),
       receiver_(
-          peer, inbox, options.pool, place,
+          peer, inbox, options.pool, tensor_device,
           [this](std::uint64_t seq, const Error& error) { lifeline_.send(ControlKind::refused, seq, error); },
           [this](std::uint64_t seq) {
             if (options_.limits.is_strict) lifeline_.send(ControlKind::accepted, seq, "");
@@ -173,7 +173,7 @@ void Link::offer_ring() {
 
 void Link::offer_slots() {
   if (!wanted_sharing_ || !receiver_.has_ring()) return;
-  if (place_.side() == nullptr) {
+  if (tensor_device_.side() == nullptr) {
     // The first receive shows whether this rank has one; one into the host's memory does not wait for that.
     if (!inbox_.expects_from(peer_) || std::exchange(has_told_of_no_device_, true)) return;
     return lifeline_.send(ControlKind::slots_made, SlotOffer{}.packed(), "this rank has no device so far");

@@ -26,7 +26,7 @@ class Link {
   };
 
   // `shares_memory`: the peer is on this host.
-  Link(int peer, Lifeline lifeline, Inbox& inbox, const CommunicatorOptions& options, const DevicePlace& place,
+  Link(int peer, Lifeline lifeline, Inbox& inbox, const CommunicatorOptions& options, const TensorDevice& tensor_device,
        bool shares_memory, Events events);
 
   bool poll();
@@ -83,7 +83,7 @@ class Link {
   const int peer_;
   Inbox& inbox_;
   const CommunicatorOptions& options_;
-  const DevicePlace& place_;
+  const TensorDevice& tensor_device_;
   const Events events_;
   Lifeline lifeline_;
   Sender sender_;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "transport/group/link.h"
-#include "transport/remote/bridge.h"
+#include "transport/remote/bridges.h"
 
 namespace pipecomm {
 

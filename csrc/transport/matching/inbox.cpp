@@ -61,8 +61,9 @@ TransferPtr Inbox::take_posted(int source, const MessageKey& key) {
   return nullptr;
 }
 
-std::vector<TransferPtr> Inbox::begin_epoch(std::uint32_t epoch) {
+std::vector<TransferPtr> Inbox::begin_epoch(std::uint32_t epoch, Iteration iteration) {
   epoch_ = epoch;
+  iteration_ = iteration;
   std::erase_if(parked_, [&](const InMessagePtr& message) {
     if (message->key.epoch >= epoch) return false;
     message->is_dropped = true;
@@ -85,8 +86,9 @@ std::string Inbox::describe() const {
   std::string text;
   for (const TransferPtr& receive : posted_) text += describe_pending(*receive);
   for (const InMessagePtr& message : parked_) {
-    text += "  message from rank " + std::to_string(message->source) + " (" + describe_key(message->key) + ") of " +
-            std::to_string(message->payload) + " bytes, that no receive asks for\n";
+    text += "  message from rank " + std::to_string(message->source) + " (" +
+            describe_key(message->key, iteration(message->key.epoch)) + ") of " + std::to_string(message->payload) +
+            " bytes, that no receive asks for\n";
   }
   const std::string parking = describe_parking();
   return parking.empty() ? text : text + "  " + parking + "\n";

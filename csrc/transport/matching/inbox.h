@@ -55,8 +55,10 @@ class Inbox {
   TransferPtr rematch(const InMessagePtr& message);
 
   std::uint32_t epoch() const { return epoch_; }
+  // Of the current epoch; that of others is not known.
+  Iteration iteration(std::uint32_t epoch) const { return epoch == epoch_ ? iteration_ : std::nullopt; }
   // Drops parked messages of earlier epochs; gives the receives that waited for them.
-  std::vector<TransferPtr> begin_epoch(std::uint32_t epoch);
+  std::vector<TransferPtr> begin_epoch(std::uint32_t epoch, Iteration iteration);
   // Drops parked messages of a gone peer with slots beyond `arrived`, which it has not written.
   void lose(int source, std::uint64_t arrived, const Error& error);
   // Takes out and gives every posted receive for which the predicate holds.
@@ -83,6 +85,7 @@ class Inbox {
 
   const std::size_t max_parked_nbytes_;
   std::uint32_t epoch_ = 0;
+  Iteration iteration_;
   std::deque<TransferPtr> posted_;
   std::deque<InMessagePtr> parked_;
 };

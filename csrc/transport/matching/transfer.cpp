@@ -87,20 +87,22 @@ void TransferState::wait(Nanoseconds timeout, const InterruptCheck& interrupt) {
   if (has_late_error_.load(std::memory_order_acquire)) throw Error(*late_error_);
 }
 
-std::string describe_key(const MessageKey& key) {
+std::string describe_key(const MessageKey& key, Iteration iteration) {
   std::string text;
-  if (key.direction != Direction::none) text += key.direction == Direction::forward ? "forward, " : "backward, ";
+  if (key.direction != Direction::none) text += std::string(direction_name(key.direction)) + ", ";
   if (key.stage != kNoStage) text += "stage " + std::to_string(key.stage) + ", ";
   if (key.microbatch != kNoMicrobatch) text += "microbatch " + std::to_string(key.microbatch) + ", ";
   if (key.direction == Direction::none) return text + "tag " + std::to_string(key.tag);
-  return text + "step " + std::to_string(key.epoch);
+  return text + (iteration ? "iteration " + std::to_string(*iteration) : "section " + std::to_string(key.epoch));
 }
+
+std::string describe_key(const TransferState& transfer) { return describe_key(transfer.key, transfer.iteration); }
 
 std::string describe_pending(const TransferState& transfer) {
   const std::string peer = transfer.peer() == kAnySource ? "any rank" : "rank " + std::to_string(transfer.peer());
   char age[32];
   std::snprintf(age, sizeof(age), "%.1f s", static_cast<double>(now_ns() - transfer.clock.posted_ns) / 1e9);
-  return (transfer.is_send ? "  send to " : "  receive from ") + peer + " (" + describe_key(transfer.key) +
+  return (transfer.is_send ? "  send to " : "  receive from ") + peer + " (" + describe_key(transfer) +
          "): " + describe_tensors(transfer) + ", for " + age +
          (transfer.is_send ? ", " + std::to_string(transfer.wire) + " bytes written\n" : "\n");
 }

@@ -54,6 +54,7 @@ class TransferState final : public Transfer, public Draining, public std::enable
 
   const MessageKey key;
   const bool is_send;
+  Iteration iteration;
   std::vector<SendPart> to_send;
   std::vector<TensorView> targets;
   bool has_targets = false;
@@ -83,8 +84,10 @@ class TransferState final : public Transfer, public Draining, public std::enable
 
 using TransferPtr = std::shared_ptr<TransferState>;
 
-// "forward, stage 2, microbatch 3, step 1" without the fields that are not in use.
-std::string describe_key(const MessageKey& key);
+// "forward, stage 2, microbatch 3, iteration 1" without the fields that are not in use; the section, where it is not
+// known to belong to an iteration.
+std::string describe_key(const MessageKey& key, Iteration iteration);
+std::string describe_key(const TransferState& transfer);
 // "send to rank 1 (tag 0): float32 [4] (16 bytes), for 3.2 s, 96 bytes written" and a line's end.
 std::string describe_pending(const TransferState& transfer);
 // What the transfer waits for, as far as it is known: "float32 [4, 16], 256 bytes".

@@ -14,7 +14,7 @@ std::string join(const std::vector<std::string>& names) {
 
 }  // namespace
 
-void Greeting::check_same(std::uint32_t version, int size, const std::string& settings, int peer) const {
+void Greeting::check_same(std::uint32_t version, int size, int peer) const {
   const std::string who = "rank " + std::to_string(peer);
   if (version != kWireVersion) {
     throw Error(ErrorKind::config, "expected wire version " + std::to_string(kWireVersion) + " from " + who + "; got " +
@@ -23,10 +23,6 @@ void Greeting::check_same(std::uint32_t version, int size, const std::string& se
   if (size != size_) {
     throw Error(ErrorKind::config, "expected " + std::to_string(size_) + " ranks; " + who + " was started for " +
                                        std::to_string(size) + where());
-  }
-  if (settings != options_.settings) {
-    throw Error(ErrorKind::config, "expected the settings '" + options_.settings + "' from " + who + "; got '" +
-                                       settings + "'" + where() + "; give every rank the same options");
   }
 }
 

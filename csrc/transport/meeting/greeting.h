@@ -16,11 +16,10 @@ class Greeting {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  const std::string& settings() const { return options_.settings; }
   std::string where() const { return " (rank " + std::to_string(rank_) + ", process group '" + options_.name + "')"; }
 
-  // Throws a config error that names what differs.
-  void check_same(std::uint32_t version, int size, const std::string& settings, int peer) const;
+  // Throws a config error that names what differs. What else ranks must agree on, they compare before they meet.
+  void check_same(std::uint32_t version, int size, int peer) const;
   // `others` have ended too, or have not been heard of: one of them may be why this peer has given up.
   [[noreturn]] void fail_lost(int peer, const std::vector<std::string>& others = {}) const;
   [[noreturn]] void fail_missing(const std::vector<std::string>& missing, Nanoseconds timeout) const;

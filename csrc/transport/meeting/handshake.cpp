@@ -62,9 +62,7 @@ std::vector<std::string> Handshake::missing() const {
 }
 
 bool Handshake::greet(const Fd& socket, int peer, const std::string& refusal) const {
-  const bool is_refusal = !refusal.empty();
-  const std::string& text = is_refusal ? refusal : greeting_.settings();
-  return say(socket, hello_bytes(rank_, size(), is_refusal, address(peer).token, text));
+  return say(socket, hello_bytes(rank_, size(), address(peer).token, refusal));
 }
 
 void Handshake::call_lower_ranks() {
@@ -105,7 +103,7 @@ void Handshake::take_answer(int peer, Visitor& answer) {
   }
   const Hello hello = answer.hello();
   if (hello.is_refusal != 0) throw Error(ErrorKind::config, answer.text());
-  greeting_.check_same(hello.version, hello.size, answer.text(), peer);
+  greeting_.check_same(hello.version, hello.size, peer);
   connected_[static_cast<std::size_t>(peer)] = std::move(answer);
 }
 
@@ -134,7 +132,7 @@ void Handshake::welcome(Visitor& caller) {
   const Hello hello = caller.hello();
   if (hello.rank <= rank_ || hello.rank >= size() || !is_missing(hello.rank)) return;
   try {
-    greeting_.check_same(hello.version, hello.size, caller.text(), hello.rank);
+    greeting_.check_same(hello.version, hello.size, hello.rank);
   } catch (const Error& error) {
     greet(caller.socket, hello.rank, error.what());
     throw;

@@ -2,8 +2,8 @@
 // that a caller says is believed before it has shown the token of whom it calls.
 //
 //   higher rank                         lower rank
-//     connect, the callee's token  ->     checks token, version, settings
-//     checks                       <-     the caller's token, settings (or the text of a refusal)
+//     connect, the callee's token  ->     checks token, version, size
+//     checks                       <-     the caller's token, and why it refuses if it does
 #pragma once
 
 #include <string>

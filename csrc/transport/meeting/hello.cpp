@@ -14,14 +14,14 @@ constexpr char kMagic[8] = {'p', 'i', 'p', 'e', 'c', 'o', 'm', 'm'};
 
 }  // namespace
 
-std::string hello_bytes(int rank, int size, bool is_refusal, const std::string& token, const std::string& text) {
-  const std::string fitting = text.substr(0, kMaxTextNbytes);
+std::string hello_bytes(int rank, int size, const std::string& token, const std::string& refusal) {
+  const std::string fitting = refusal.substr(0, kMaxTextNbytes);
   Hello hello{};
   std::memcpy(hello.magic, kMagic, sizeof(kMagic));
   hello.version = kWireVersion;
   hello.rank = rank;
   hello.size = size;
-  hello.is_refusal = is_refusal ? 1 : 0;
+  hello.is_refusal = refusal.empty() ? 0 : 1;
   hello.text_nbytes = static_cast<std::uint32_t>(fitting.size());
   std::memcpy(hello.token, token.data(), std::min(token.size(), sizeof(hello.token)));
   return std::string(reinterpret_cast<const char*>(&hello), sizeof(hello)) + fitting;

@@ -1,4 +1,4 @@
-// The first words of a rank to another: who it is, that it belongs here, and its settings or why it refuses.
+// The first words of a rank to another: who it is, that it belongs here, and why it refuses if it does.
 #pragma once
 
 #include <chrono>
@@ -21,8 +21,8 @@ struct Hello {
 };
 static_assert(sizeof(Hello) == 64);
 
-// A hello and its text; both are sent in one piece.
-std::string hello_bytes(int rank, int size, bool is_refusal, const std::string& token, const std::string& text);
+// A hello and its text, why it refuses; both are sent in one piece. Without a text it is no refusal.
+std::string hello_bytes(int rank, int size, const std::string& token, const std::string& refusal);
 
 // Somebody at the other end of a socket, of whom a hello and then its text are read.
 struct Visitor {

@@ -8,7 +8,7 @@
 #include "transport/group/communicator.h"
 #include "transport/meeting/local_handshake.h"
 #include "transport/meeting/remote_handshake.h"
-#include "transport/remote/bridge.h"
+#include "transport/remote/bridges.h"
 
 namespace pipecomm {
 namespace {

@@ -21,9 +21,10 @@ Block allocate_now(const std::shared_ptr<Pool>& pool, std::size_t nbytes) {
 
 bool Delivery::allocate(InMessage& message, const MessageHeader& header) const {
   ReceivedPart& part = message.parts.back();
-  const bool goes_on_to_device = !header.in_slots && (message.is_direct || (message.receiver && place_.is_used()));
-  if (header.in_slots) part.device = place_.side()->device->index();
-  const auto& pool = goes_on_to_device ? place_.side()->pinned_pool : pool_at(part.device);
+  const bool goes_on_to_device =
+      !header.in_slots && (message.is_direct || (message.receiver && tensor_device_.is_used()));
+  if (header.in_slots) part.device = tensor_device_.side()->device->index();
+  const auto& pool = goes_on_to_device ? tensor_device_.side()->pinned_pool : pool_at(part.device);
   part.block = try_allocate_block(pool, header.payload_nbytes);
   return static_cast<bool>(part.block);
 }
@@ -39,7 +40,7 @@ void Delivery::copy(InMessage& message, std::size_t index) const {
   // A device's copy from or to other memory of the host than pinned makes the caller wait, who holds the lock.
   Block pinned;
   const bool is_pinned = part.device == kOnHost && message.is_direct;
-  if (part.device != target.device && !is_pinned) pinned = allocate_now(place_.side()->pinned_pool, nbytes);
+  if (part.device != target.device && !is_pinned) pinned = allocate_now(tensor_device_.side()->pinned_pool, nbytes);
   Stream& stream = slots_.stream();
   stream.wait(message.last_use);
   stream.wait(message.receiver->ready);

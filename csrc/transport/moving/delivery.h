@@ -14,8 +14,8 @@ namespace pipecomm {
 class Delivery {
  public:
   // `slots` has the stream for copies on the device of this rank.
-  Delivery(std::shared_ptr<Pool> pool, const DevicePlace& place, SlotWayIn& slots)
-      : pool_(std::move(pool)), place_(place), slots_(slots) {}
+  Delivery(std::shared_ptr<Pool> pool, const TensorDevice& tensor_device, SlotWayIn& slots)
+      : pool_(std::move(pool)), tensor_device_(tensor_device), slots_(slots) {}
 
   // Gives the last part of the message memory of its own, where its bytes arrive; false while streams use all that
   // there may be. Throws the pool's errors.
@@ -28,10 +28,12 @@ class Delivery {
   void wait_on_device(const Event& ready) const { slots_.stream().wait(ready); }
 
  private:
-  const std::shared_ptr<Pool>& pool_at(int device) const { return device == kOnHost ? pool_ : place_.side()->pool; }
+  const std::shared_ptr<Pool>& pool_at(int device) const {
+    return device == kOnHost ? pool_ : tensor_device_.side()->pool;
+  }
 
   const std::shared_ptr<Pool> pool_;
-  const DevicePlace& place_;
+  const TensorDevice& tensor_device_;
   SlotWayIn& slots_;
 };
 

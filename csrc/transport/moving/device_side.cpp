@@ -8,12 +8,12 @@
 
 namespace pipecomm {
 
-DevicePlace::DevicePlace(std::shared_ptr<Device> stand_in, const std::shared_ptr<Pool>& host_pool, Open open_device)
+TensorDevice::TensorDevice(std::shared_ptr<Device> stand_in, const std::shared_ptr<Pool>& host_pool, Open open_device)
     : stand_in_(std::move(stand_in)), open_device_(std::move(open_device)) {
   if (stand_in_) side_.store(new DeviceSide(stand_in_, host_pool ? host_pool : make_device_pool(stand_in_)));
 }
 
-DeviceSide& DevicePlace::open(int device_index) {
+DeviceSide& TensorDevice::open(int device_index) {
   const std::lock_guard lock(mutex_);
   if (side_.load() == nullptr) {
     auto device = open_device_(device_index);
@@ -27,7 +27,7 @@ DeviceSide& DevicePlace::open(int device_index) {
                                      "; move it there, or make a process group for each device");
 }
 
-std::shared_ptr<Device> DevicePlace::use(int device_index) {
+std::shared_ptr<Device> TensorDevice::use(int device_index) {
   if (stand_in_) device_index = stand_in_->index();
   if (device_index == kOnHost) return nullptr;
   std::shared_ptr<Device> device = open(device_index).device;

@@ -21,20 +21,20 @@ struct DeviceSide {
   const std::shared_ptr<Pool> pinned_pool;  // for tensors on their way through the host
 };
 
-class DevicePlace {
+class TensorDevice {
  public:
   using Open = std::function<std::shared_ptr<Device>(int)>;
 
   // With a stand-in, tensors of the host count as its tensors, and `host_pool` as its memory.
-  DevicePlace(std::shared_ptr<Device> stand_in, const std::shared_ptr<Pool>& host_pool, Open open_device);
-  DevicePlace(const DevicePlace&) = delete;
-  DevicePlace& operator=(const DevicePlace&) = delete;
-  ~DevicePlace() { delete side_.load(); }
+  TensorDevice(std::shared_ptr<Device> stand_in, const std::shared_ptr<Pool>& host_pool, Open open_device);
+  TensorDevice(const TensorDevice&) = delete;
+  TensorDevice& operator=(const TensorDevice&) = delete;
+  ~TensorDevice() { delete side_.load(); }
 
   // Any thread. Throws a tensor error where an earlier tensor was on another device; a not built or CUDA error.
   DeviceSide& open(int device_index);
-  // Says where the tensor lies, and opens its device.
-  void locate(TensorView& tensor) {
+  // Writes into the tensor which device it counts as lying on, and opens that.
+  void set_device(TensorView& tensor) {
     if (has_stand_in()) tensor.device = stand_in_->index();
     if (tensor.device != kOnHost) open(tensor.device);
   }

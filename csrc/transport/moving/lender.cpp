@@ -16,8 +16,7 @@ SourceNote note_at(const OutPart& out) {
 }  // namespace
 
 bool Lender::lends(const SendPart& part) {
-  return !part.absent && part.codec.id == CodecId::raw && part.tensor.device == kOnHost &&
-         part.tensor.nbytes() > ring_nbytes_ &&
+  return !part.absent && part.codec.is_raw() && part.tensor.device == kOnHost && part.tensor.nbytes() > ring_nbytes_ &&
          source_.offer(static_cast<const std::byte*>(part.tensor.data), part.tensor.nbytes());
 }
 

@@ -89,7 +89,7 @@ bool Receiver::begin_part(InPart part) {
                                           std::to_string(header.part_index) + " of " +
                                           std::to_string(header.num_parts));
   }
-  const bool is_raw = header.codec.id == CodecId::raw;
+  const bool is_raw = header.codec.is_raw();
   message_->parts.push_back(
       {{}, header.dtype, header.shape, header.order, is_raw, header.requires_grad, header.absent});
   if (!prepare_target(part)) {

@@ -22,14 +22,15 @@ class Receiver {
   // `accept(seq)`: a receive is there for that message, or it is dropped on purpose.
   using Accept = std::function<void(std::uint64_t)>;
 
-  Receiver(int source, Inbox& inbox, std::shared_ptr<Pool> pool, const DevicePlace& place, Refuse refuse, Accept accept)
+  Receiver(int source, Inbox& inbox, std::shared_ptr<Pool> pool, const TensorDevice& tensor_device, Refuse refuse,
+           Accept accept)
       : source_(source),
         inbox_(inbox),
         refuse_(std::move(refuse)),
         accept_(std::move(accept)),
         at_source_(source, ring_),
-        in_slots_(place),
-        delivery_(std::move(pool), place, in_slots_) {}
+        in_slots_(tensor_device),
+        delivery_(std::move(pool), tensor_device, in_slots_) {}
   Receiver(const Receiver&) = delete;
   Receiver& operator=(const Receiver&) = delete;
 

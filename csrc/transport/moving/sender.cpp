@@ -161,8 +161,8 @@ void Sender::set_slots(SlotOffer offer, const std::string& handle, int fd) {
 }
 
 std::string Sender::describe_device() const {
-  if (in_slots_.is_open()) return ", in slots of " + place_.side()->device->name();
-  return staging_.is_used() ? ", from " + place_.side()->device->name() + " through the host" : "";
+  if (in_slots_.is_open()) return ", in slots of " + tensor_device_.side()->device->name();
+  return staging_.is_used() ? ", from " + tensor_device_.side()->device->name() + " through the host" : "";
 }
 
 std::string Sender::describe() const {

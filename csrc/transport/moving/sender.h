@@ -20,15 +20,15 @@ class Sender {
  public:
   // Without shared memory, tensors of a device cross as tensors of the host, to which they are copied first, and those
   // of a pool in the ring.
-  Sender(LinkEmulation emulation, const FlowLimits& limits, const DevicePlace& place, bool shares_memory,
+  Sender(LinkEmulation emulation, const FlowLimits& limits, const TensorDevice& tensor_device, bool shares_memory,
          SourceWriter::Tell tell_source)
       : limits_(limits),
-        place_(place),
+        tensor_device_(tensor_device),
         queue_(limits.backward_first),
         flow_(limits),
         link_(emulation),
-        staging_(place),
-        in_slots_(place),
+        staging_(tensor_device),
+        in_slots_(tensor_device),
         goes_through_host_(!shares_memory) {
     if (shares_memory && !emulation.is_on()) lender_.emplace(limits.max_nbytes, std::move(tell_source));
   }
@@ -96,7 +96,7 @@ class Sender {
   Lender::Lent* find_lent(std::uint64_t seq) { return lender_ ? lender_->find(seq) : nullptr; }
 
   const FlowLimits& limits_;
-  const DevicePlace& place_;
+  const TensorDevice& tensor_device_;
   SendQueue queue_;
   Flow flow_;
   EmulatedLink link_;

@@ -32,7 +32,7 @@ bool Staging::run(SendQueue& queue) {
 bool Staging::copy(TransferState& transfer) {
   for (SendPart& part : transfer.to_send) {
     if (!is_on_device(part)) continue;
-    DeviceSide& side = *place_.side();
+    DeviceSide& side = *tensor_device_.side();
     if (!stream_) stream_ = side.device->make_stream();
     Block block = try_allocate_block(side.pinned_pool, part.tensor.nbytes());
     if (!block) return false;

@@ -10,7 +10,7 @@ namespace pipecomm {
 
 class Staging {
  public:
-  explicit Staging(const DevicePlace& place) : place_(place) {}
+  explicit Staging(const TensorDevice& tensor_device) : tensor_device_(tensor_device) {}
 
   // Copies the first messages of the queue; those without memory end, and leave it. False: streams still use the
   // memory for the first one.
@@ -20,7 +20,7 @@ class Staging {
  private:
   bool copy(TransferState& transfer);
 
-  const DevicePlace& place_;
+  const TensorDevice& tensor_device_;
   std::shared_ptr<Stream> stream_;
 };
 

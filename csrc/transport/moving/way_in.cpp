@@ -57,7 +57,7 @@ Taken SourceWayIn::take(InPart& part, InMessage& message, std::span<const std::b
 }
 
 SlotShare SlotWayIn::make(Sharing first, std::size_t nbytes, RingReader& ring) {
-  Device& device = *place_.side()->device;
+  Device& device = *tensor_device_.side()->device;
   slots_.reset();
   std::string text = "no way to share memory of " + device.name() + " worked";
   for (const Sharing sharing : sharings_of(device)) {
@@ -76,7 +76,7 @@ SlotShare SlotWayIn::make(Sharing first, std::size_t nbytes, RingReader& ring) {
 
 Stream& SlotWayIn::stream() {
   if (slots_) return slots_->stream();
-  if (!copy_stream_) copy_stream_ = place_.side()->device->make_stream();
+  if (!copy_stream_) copy_stream_ = tensor_device_.side()->device->make_stream();
   return *copy_stream_;
 }
 

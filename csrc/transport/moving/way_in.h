@@ -71,7 +71,7 @@ class SourceWayIn final : public WayIn {
 // In slots of this rank's device, of which the record tells.
 class SlotWayIn final : public WayIn {
  public:
-  explicit SlotWayIn(const DevicePlace& place) : place_(place) {}
+  explicit SlotWayIn(const TensorDevice& tensor_device) : tensor_device_(tensor_device) {}
 
   // Slots for the peer, in its way of sharing or a later one that works; none: text says why.
   SlotShare make(Sharing first, std::size_t nbytes, RingReader& ring);
@@ -102,7 +102,7 @@ class SlotWayIn final : public WayIn {
 
   bool has_arrived(std::uint64_t slot_end) const { return !slots_ || slots_->written() >= slot_end; }
 
-  const DevicePlace& place_;
+  const TensorDevice& tensor_device_;
   std::optional<SlotReader> slots_;
   std::shared_ptr<Stream> copy_stream_;  // without slots
   std::vector<Enqueued> enqueued_;

@@ -20,7 +20,7 @@ void RingWayOut::move(const OutPart& out, const Chunk& chunk, const Event&, std:
 }
 
 void SlotWayOut::open(RingWriter& ring, SlotOffer offer, const std::string& handle, int fd) {
-  Device& device = *place_.side()->device;
+  Device& device = *tensor_device_.side()->device;
   DeviceMemory memory = adopt_memory(device, offer.sharing, offer.nbytes, handle, fd);
   slots_.emplace(device, ring.slot_counters(), ring.control_page(), std::move(memory));
 }

@@ -52,7 +52,7 @@ class RingWayOut final : public WayOut {
 // In slots of the peer's device, of which the record tells.
 class SlotWayOut final : public WayOut {
  public:
-  explicit SlotWayOut(const DevicePlace& place) : place_(place) {}
+  explicit SlotWayOut(const TensorDevice& tensor_device) : tensor_device_(tensor_device) {}
 
   // There are slots.
   bool is_open() const { return slots_.has_value(); }
@@ -78,7 +78,7 @@ class SlotWayOut final : public WayOut {
   Event record_quietly() noexcept { return slots_->record_quietly(); }
 
  private:
-  const DevicePlace& place_;
+  const TensorDevice& tensor_device_;
   std::optional<SlotWriter> slots_;
 };
 

@@ -8,11 +8,8 @@
 #pragma once
 
 #include <chrono>
-#include <map>
 #include <memory>
-#include <optional>
 #include <string>
-#include <vector>
 
 #include "sockets/lifeline.h"
 #include "transport/api/options.h"
@@ -34,32 +31,14 @@ class Bridge {
   Lifeline take_lifeline();
   // No more is coming from the local transport: returns when the twin has all that there was, or at the deadline.
   void finish(Deadline deadline);
-  // Async-signal-safe.
   // The twin has closed its end, whether or not what it said before has been passed on.
   bool has_hung_up() const;
+  // Async-signal-safe.
   void forget_after_fork() noexcept;
 
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;
-};
-
-// Those of one communicator, by rank.
-class Bridges {
- public:
-  void add(std::size_t peer, Fd stream, const std::string& endpoint, const FlowLimits& limits);
-  // Puts in the life lines that lead to the bridges.
-  void fill(std::vector<std::optional<Lifeline>>& lifelines);
-  // Where the peer is reached; empty for one on this host.
-  std::string endpoint(int peer) const;
-  // As Bridge::has_hung_up(); false for a peer on this host.
-  bool has_hung_up(int peer) const;
-  // Each as Bridge::finish, all within kFinishTimeout.
-  void finish();
-  void forget_after_fork() noexcept;
-
- private:
-  std::map<std::size_t, std::unique_ptr<Bridge>> bridges_;
 };
 
 // How long closing, or the end of the process, waits for a peer to have what was sent to it.

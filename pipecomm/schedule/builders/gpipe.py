@@ -9,6 +9,8 @@ rank 2  .  . F0 F1 F2 F3 B0 B1 B2 B3  .  .
 
 from __future__ import annotations
 
+import numpy as np
+
 from pipecomm.schedule.action import Kind
 from pipecomm.schedule.builders.rows import Row, of_each
 from pipecomm.schedule.placement import Placement
@@ -19,4 +21,4 @@ __all__ = ["row"]
 def row(rank: int, placement: Placement, num_microbatches: int) -> Row:
     """The list of a rank that holds one stage."""
     (stage,) = placement.stages_of(rank)
-    return [*of_each(Kind.F, stage, num_microbatches), *of_each(Kind.B, stage, num_microbatches)]
+    return np.concatenate([of_each(kind, stage, num_microbatches) for kind in (Kind.F, Kind.B)])

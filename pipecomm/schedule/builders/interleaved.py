@@ -13,10 +13,13 @@ the number of stages per rank, and so many times more messages are sent.
 
 from __future__ import annotations
 
+import numpy as np
+
 from pipecomm.errors import ConfigError
-from pipecomm.schedule.action import Action, Kind
+from pipecomm.schedule.action import Kind
 from pipecomm.schedule.builders.rows import Row, alternating
 from pipecomm.schedule.placement import Placement
+from pipecomm.schedule.ranks import action_array
 
 __all__ = ["row"]
 
@@ -36,12 +39,11 @@ def row(rank: int, placement: Placement, num_microbatches: int) -> Row:
 
 
 def _in_rounds(kind: Kind, stages: tuple[int, ...], num_microbatches: int, round_size: int) -> Row:
-    return [
-        Action(kind, stage, microbatch)
-        for first in range(0, num_microbatches, round_size)
-        for stage in stages
-        for microbatch in range(first, min(first + round_size, num_microbatches))
-    ]
+    # With one stage the last round may be shorter.
+    rounds = np.split(np.arange(num_microbatches), range(round_size, num_microbatches, round_size))
+    return np.concatenate(
+        [action_array(kind, stage, numbers) for numbers in rounds for stage in stages]
+    )
 
 
 def _round_size(num_microbatches: int, num_ranks: int, stages_per_rank: int) -> int:

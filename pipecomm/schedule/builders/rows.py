@@ -2,25 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numpy as np
 
-from pipecomm.schedule.action import Action, Kind
+from pipecomm.errors import ConfigError
+from pipecomm.schedule.action import Kind
+from pipecomm.schedule.data import require_count
+from pipecomm.schedule.ranks import ActionArray, action_array
 
-__all__ = ["Row", "alternating", "of_each"]
+__all__ = ["Row", "Turns", "alternating", "check_batches", "of_each", "with_updates"]
 
 # The list of one rank.
-Row = Sequence[Action]
+Row = ActionArray
 
 
 def of_each(kind: Kind, stage: int, num_microbatches: int) -> Row:
     """One action for each microbatch, in order."""
-    return [Action(kind, stage, microbatch) for microbatch in range(num_microbatches)]
+    return action_array(kind, stage, np.arange(num_microbatches))
 
 
 def alternating(forwards: Row, backwards: Row, num_warmup: int) -> Row:
     """Warmup forwards, then one forward and one backward in turn, then the cooldown backwards."""
     num_warmup = min(num_warmup, len(forwards))
     num_steady = len(forwards) - num_warmup
-    pairs = zip(forwards[num_warmup:], backwards[:num_steady], strict=True)
-    steady = [action for pair in pairs for action in pair]
-    return [*forwards[:num_warmup], *steady, *backwards[num_steady:]]
+    steady = np.empty((2 * num_steady, 3), np.int32)
+    steady[::2], steady[1::2] = forwards[num_warmup:], backwards[:num_steady]
+    return np.concatenate([forwards[:num_warmup], steady, backwards[num_steady:]])
+
+
+def with_updates(row: Row, every: int) -> Row:
+    """An update behind the last backward of every so many microbatches."""
+    ends = np.flatnonzero(np.isin(row[:, 0], (Kind.B.index, Kind.W.index)))
+    ends = ends[row[ends, 2] % every == every - 1]
+    updates = row[ends]
+    updates[:, 0] = Kind.U.index
+    return np.insert(row, ends + 1, updates, axis=0)
+
+
+def check_batches(num_microbatches: int, every: int) -> None:
+    """Raise ConfigError unless an update after every so many is also one after the last."""
+    require_count("update_every", every)
+    if num_microbatches % every:
+        below = num_microbatches - num_microbatches % every
+        possible = f"{below} and {below + every} are" if below else f"{every} is"
+        raise ConfigError(
+            f"expected a multiple of the {every} microbatches between updates; got "
+            f"{num_microbatches}; {possible} possible"
+        )
+
+
+class Turns:
+    """A row written action by action: each takes the next microbatch of its kind and stage."""
+
+    def __init__(self) -> None:
+        self._actions: list[tuple[int, int, int]] = []
+        self._next: dict[tuple[Kind, int], int] = {}
+
+    def count(self, kind: Kind, stage: int) -> int:
+        """How many there are; a whole backward counts as both of its parts."""
+        return self._next.get((kind, stage), 0)
+
+    def add(self, kind: Kind, stage: int) -> None:
+        number = self.count(Kind.I if kind is Kind.B else kind, stage)
+        self._actions.append((kind.index, stage, number))
+        for part in (Kind.I, Kind.W) if kind is Kind.B else (kind,):
+            self._next[part, stage] = self.count(part, stage) + 1
+
+    def row(self, num_microbatches: int) -> Row:
+        """What was written, less microbatches beyond so many."""
+        row = np.array(self._actions, np.int32).reshape(-1, 3)
+        return row[row[:, 2] < num_microbatches]

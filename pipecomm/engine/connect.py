@@ -1,4 +1,4 @@
-"""Finds this rank's place in a pipeline and connects it to the others."""
+"""Connects a rank to the others of its pipeline, and chooses with them what crosses as what."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import torch.distributed as dist
 
 from pipecomm.codecs.codec import Codec
 from pipecomm.codecs.policy import AUTO, BoundaryCodec, CodecPolicy, codec_for_speed
+from pipecomm.direction import Direction
 from pipecomm.engine.link_speed import boundary_speeds
 from pipecomm.errors import ConfigError
 from pipecomm.links.link import LinkEmulation, Links, announce
-from pipecomm.schedule import Direction, Hop, Placement
+from pipecomm.schedule import Hop, Placement
 
 if TYPE_CHECKING:
     from pipecomm.links.limits import FlowLimits
@@ -27,13 +28,13 @@ __all__ = [
     "check_num_stages",
     "choose_codecs",
     "connect_stages",
-    "find_place",
+    "rank_and_size",
 ]
 
 _log = logging.getLogger("pipecomm")
 
 
-def find_place(process_group: dist.ProcessGroup | None) -> tuple[int, int]:
+def rank_and_size(process_group: dist.ProcessGroup | None) -> tuple[int, int]:
     """This rank and the number of ranks; (0, 1) where torch.distributed is not initialised."""
     rank, size = 0, 1
     if _is_initialized():
@@ -67,18 +68,19 @@ def connect_stages(
     process_group: dist.ProcessGroup | None,
     rank: int,
     size: int,
-    *,
     settings: str,
     timeout_s: float,
     emulation: LinkEmulation | None,
     pool: MemoryPool | None,
-    limits: FlowLimits | None = None,
+    limits: FlowLimits | None,
     device: torch.device,
-) -> Links:
-    """Links to the other ranks, returned when every rank has its own.
+) -> Links | None:
+    """Links to the other ranks, returned when every rank has its own; None for a rank alone.
 
     Raises as rendezvous.connect does: ConfigError unless all give the same `settings`.
     """
+    if size == 1:
+        return None
     return Links.connect(
         _store(process_group),
         rank,

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 import pipecomm
 from pipecomm.codecs.policy import CodecPolicy
-from pipecomm.engine import place
-from pipecomm.engine.place import choose_codecs
+from pipecomm.engine import connect
+from pipecomm.engine.connect import choose_codecs
 from pipecomm.schedule import Placement
 from tests.ranks import spawn_ranks
 
@@ -99,7 +99,7 @@ def _chosen(rank: int, policies: dict[Any, CodecPolicy]) -> dict[Any, str]:
 def test_auto_decides_both_directions_of_a_boundary_alike_and_says_how_to_repeat_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(place, "boundary_speeds", lambda *_: [float("inf"), 1e8])
+    monkeypatch.setattr(connect, "boundary_speeds", lambda *_: [float("inf"), 1e8])
     policies: dict[Any, CodecPolicy] = {
         "forward": CodecPolicy("auto"),
         "backward": CodecPolicy("auto", keep_ends_raw=True),
@@ -121,7 +121,7 @@ def test_decision_of_auto_can_be_given_as_the_text_says(monkeypatch: pytest.Monk
     def not_asked(*_: Any) -> list[float]:
         raise AssertionError("measured")
 
-    monkeypatch.setattr(place, "boundary_speeds", not_asked)
+    monkeypatch.setattr(connect, "boundary_speeds", not_asked)
     policies: dict[Any, CodecPolicy] = {
         "forward": CodecPolicy(["raw", "int8"]),
         "backward": CodecPolicy("raw"),

@@ -1,0 +1,28 @@
+"""Naive model parallelism: one microbatch at a time, so one rank at a time.
+
+>>> print(build("sequential", 3, 2).draw())
+slot    0  1  2  3  4  5  6  7  8  9 10 11
+rank 0 F0  .  .  .  . B0 F1  .  .  .  . B1
+rank 1  . F0  .  . B0  .  . F1  .  . B1  .
+rank 2  .  . F0 B0  .  .  .  . F1 B1  .  .
+
+The least memory of all, and P times the time of one rank's work.
+"""
+
+from __future__ import annotations
+
+from pipecomm.schedule.action import Kind
+from pipecomm.schedule.builders.rows import Row, alternating, of_each
+from pipecomm.schedule.placement import Placement
+
+__all__ = ["row"]
+
+
+def row(rank: int, placement: Placement, num_microbatches: int) -> Row:
+    """The list of a rank that holds one stage: no warmup at all."""
+    (stage,) = placement.stages_of(rank)
+    return alternating(
+        of_each(Kind.F, stage, num_microbatches),
+        of_each(Kind.B, stage, num_microbatches),
+        num_warmup=0,
+    )
