@@ -20,6 +20,7 @@ CPP_MAY_INCLUDE = {
     "device": {"base"},
     "codec": {"base"},
     "memory": {"base", "device"},
+    "replay": {"base", "memory"},
     "sockets": {"base", "memory"},
     "wire": {"base", "memory", "codec"},
     "ways": {"base", "device", "memory", "codec"},
@@ -43,7 +44,8 @@ CPP_MAY_INCLUDE = {
     "schedule": {"base"},
     "python": {"base"},
     "bindings": {
-        *("base", "device", "memory", "codec", "wire", "schedule", "python", "transport/api"),
+        *("base", "device", "memory", "codec", "wire", "schedule", "replay", "python"),
+        "transport/api",
     },
     "torch": {"base", "device", "memory", "codec", "wire", "python", "transport/api"},
 }
@@ -70,6 +72,7 @@ PYTHON_ROOMS = {
     "schedule": {"errors", "direction", "_native"},
     "codecs": {"errors", "_native", "addressable"},
     "memory": {"errors", "_native", "device"},
+    "replay": {"errors", "_native", "memory", "schedule"},
     "links": {
         *("errors", "_native", "settings", "direction", "addressable", "outcome"),
         *("codecs", "memory"),
@@ -81,7 +84,7 @@ PYTHON_ROOMS = {
     "drop_in": {"errors", "_native", "settings", "codecs", "links"},
     "app": {
         *("errors", "_version", "_native", "settings", "direction", "outcome"),
-        *("schedule", "codecs", "links", "engine", "drop_in"),
+        *("schedule", "codecs", "links", "engine", "drop_in", "replay"),
     },
 }
 # Public names of what is in the rooms; no room imports them.

@@ -21,6 +21,7 @@ PYBIND11_MODULE(_core, module) {
   pipecomm::register_build_info(module);
   pipecomm::register_codec(module);
   pipecomm::register_memory(module);
+  pipecomm::register_replay(module);
   pipecomm::register_schedule(module);
   pipecomm::register_transport(module);
 }

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "device/device.h"
-#include "memory/pool.h"
+#include "memory/block.h"
 
 namespace pipecomm {
 

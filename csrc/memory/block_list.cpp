@@ -1,143 +1,183 @@
 // Best fit, split and coalesce over the block map.
 #include "memory/block_list.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
+
+#include "memory/segment.h"
 
 namespace pipecomm {
 namespace {
 
-// More pieces would meet the kernel's limit on mappings, and cost more than they give.
-constexpr std::size_t kMaxPieces = 4096;
-
 [[noreturn]] void fail(const std::string& text) { throw std::logic_error("pool check failed: " + text); }
 
-std::byte* align_up(std::byte* data, std::size_t granule) {
+std::size_t bytes_between(const std::byte* from, const std::byte* to) { return static_cast<std::size_t>(to - from); }
+
+// The whole granules of a range; none is an empty piece.
+Piece whole_granules(std::byte* data, std::size_t nbytes, std::size_t granule) {
   const auto address = reinterpret_cast<std::uintptr_t>(data);
-  return data + (granule - address % granule) % granule;
+  const std::size_t skipped = (granule - address % granule) % granule;
+  if (nbytes < skipped + granule) return {data, 0};
+  return {data + skipped, (nbytes - skipped) / granule * granule};
 }
 
 }  // namespace
 
-BlockList::Segments::const_iterator BlockList::segment_at(std::byte* data) const {
-  return std::prev(segments_.upper_bound(data));
+void BlockList::index(Blocks::const_iterator block, FreeSet& free) {
+  free.emplace(block->second.nbytes, block->first);
+  free_nbytes_ += block->second.nbytes;
 }
 
-BlockList::FreeSet& BlockList::free_set_of(std::byte* data) {
-  return free_.at(static_cast<std::size_t>(segment_of(data).segment_class));
-}
-
-void BlockList::add_free(std::byte* data, std::size_t nbytes) {
-  blocks_.insert_or_assign(data, BlockEntry{nbytes, 0, BlockState::free});
-  free_set_of(data).emplace(nbytes, data);
-}
-
-void BlockList::erase_free(Blocks::const_iterator block) {
-  free_set_of(block->first).erase({block->second.nbytes, block->first});
-  blocks_.erase(block);
+void BlockList::unindex(Blocks::const_iterator block, FreeSet& free) {
+  free.erase({block->second.nbytes, block->first});
+  free_nbytes_ -= block->second.nbytes;
 }
 
 bool BlockList::can_join(Blocks::const_iterator block, SegmentClass segment_class) const {
-  return block->second.state == BlockState::free && segment_of(block->first).segment_class == segment_class;
+  return block->second.state.load(std::memory_order_relaxed) == BlockState::free &&
+         class_at(block->first) == segment_class;
 }
 
-void BlockList::join_free(std::byte* data, std::size_t nbytes) {
-  const SegmentClass segment_class = segment_of(data).segment_class;
-  const auto next = blocks_.find(data + nbytes);
-  if (next != blocks_.end() && can_join(next, segment_class)) {
-    nbytes += next->second.nbytes;
-    erase_free(next);
+void BlockList::join_free(Blocks::iterator block) {
+  const SegmentClass segment_class = class_at(block->first);
+  FreeSet& free = free_.at(index_of(segment_class));
+  const auto next = std::next(block);
+  if (next != blocks_.end() && next->first == block->first + block->second.nbytes && can_join(next, segment_class)) {
+    unindex(next, free);
+    block->second.nbytes += next->second.nbytes;
+    blocks_.erase(next);
   }
-  const auto after = blocks_.lower_bound(data);
-  if (after != blocks_.begin()) {
-    const auto previous = std::prev(after);
-    if (previous->first + previous->second.nbytes == data && can_join(previous, segment_class)) {
-      data = previous->first;
-      nbytes += previous->second.nbytes;
-      erase_free(previous);
+  if (block != blocks_.begin()) {
+    const auto previous = std::prev(block);
+    if (previous->first + previous->second.nbytes == block->first && can_join(previous, segment_class)) {
+      unindex(previous, free);
+      previous->second.nbytes += block->second.nbytes;
+      blocks_.erase(block);
+      block = previous;
     }
   }
-  add_free(data, nbytes);
+  index(block, free);
 }
 
-void BlockList::give_back(std::byte* data) {
-  const auto block = blocks_.find(data);
-  const std::size_t nbytes = block->second.nbytes;
-  blocks_.erase(block);
-  join_free(data, nbytes);
+void BlockList::give_back(BlockNode* block) {
+  const auto found = blocks_.find(block->first);
+  found->second.requested_nbytes = 0;
+  found->second.state.store(BlockState::free, std::memory_order_relaxed);
+  join_free(found);
 }
 
-void BlockList::add_segment(std::byte* data, std::size_t nbytes, SegmentClass segment_class,
-                            std::vector<Piece> pieces) {
-  segments_.emplace(data, SegmentEntry{nbytes, segment_class, std::move(pieces)});
-  if (segment_class == SegmentClass::stitched) {
-    blocks_.emplace(data, BlockEntry{nbytes, 0, BlockState::live});
+void BlockList::add_segment(std::byte* data, std::size_t nbytes, SegmentClass segment_class) {
+  reserved_.at(index_of(segment_class)) += nbytes;
+  auto segment = segments_.emplace(data, SegmentEntry{nbytes, segment_class}).first;
+  if (!merges_) return;
+  const auto joins = [&](Segments::iterator left, Segments::iterator right) {
+    return left->first + left->second.nbytes == right->first && right->second.segment_class == segment_class &&
+           left->second.segment_class == segment_class;
+  };
+  if (const auto next = std::next(segment); next != segments_.end() && joins(segment, next)) {
+    segment->second.nbytes += next->second.nbytes;
+    segments_.erase(next);
+  }
+  if (segment != segments_.begin() && joins(std::prev(segment), segment)) {
+    std::prev(segment)->second.nbytes += segment->second.nbytes;
+    segments_.erase(segment);
+  }
+}
+
+void BlockList::add(std::byte* data, std::size_t nbytes, SegmentClass segment_class) {
+  add_segment(data, nbytes, segment_class);
+  join_free(blocks_.try_emplace(data, nbytes).first);
+}
+
+void BlockList::remove_segment(std::byte* data, std::size_t nbytes) {
+  const auto segment = segments_.find(segment_at(data)->first);
+  const auto [begin, entry] = *segment;
+  std::byte* end = begin + entry.nbytes;
+  reserved_.at(index_of(entry.segment_class)) -= nbytes;
+  if (data == begin) {
+    segments_.erase(segment);
   } else {
-    join_free(data, nbytes);
+    segment->second.nbytes = bytes_between(begin, data);
+  }
+  if (data + nbytes < end) {
+    segments_.emplace(data + nbytes, SegmentEntry{bytes_between(data + nbytes, end), entry.segment_class});
   }
 }
 
-void BlockList::remove_segment(std::byte* data) {
-  const auto block = block_at(data);
-  if (block->second.state == BlockState::free) {
-    carve(block, data, segments_.at(data).nbytes, BlockState::live);
-  }
-  blocks_.erase(data);
-  segments_.erase(data);
+void BlockList::remove(std::byte* data, std::size_t nbytes) {
+  blocks_.erase(carve(block_at(data), data, nbytes));
+  remove_segment(data, nbytes);
 }
 
-std::byte* BlockList::place_for(std::size_t nbytes, SegmentClass segment_class) const {
+Place BlockList::place_for(std::size_t nbytes, SegmentClass segment_class, std::size_t granule,
+                           const std::function<bool(std::byte*, std::size_t)>& can_stand) const {
+  Place best;
   for (auto segment = segments_.begin(); segment != segments_.end(); ++segment) {
     if (segment->second.segment_class != segment_class) continue;
     std::byte* end = segment->first + segment->second.nbytes;
     const auto next = std::next(segment);
-    if (next == segments_.end() || static_cast<std::size_t>(next->first - end) >= nbytes) return end;
+    const std::size_t gap = next == segments_.end() ? SIZE_MAX : bytes_between(end, next->first);
+    if (gap == 0) continue;
+    const auto last = block_at(end - 1);
+    const bool is_free = last->second.state.load(std::memory_order_relaxed) == BlockState::free;
+    const std::size_t before = is_free ? std::min(last->second.nbytes, nbytes) : 0;
+    if (best.data != nullptr && before <= best.before_nbytes) continue;
+    const std::size_t missing = round_up(nbytes - before, granule);
+    if (gap >= missing && can_stand(end, missing)) best = {end, before, gap};
   }
-  return nullptr;
+  return best;
 }
 
-BlockEntry& BlockList::carve(Blocks::iterator block, std::byte* data, std::size_t nbytes, BlockState state) {
-  std::byte* begin = block->first;
-  std::byte* end = begin + block->second.nbytes;
-  erase_free(block);
-  if (data > begin) add_free(begin, static_cast<std::size_t>(data - begin));
-  if (data + nbytes < end) add_free(data + nbytes, static_cast<std::size_t>(end - (data + nbytes)));
-  return blocks_.insert_or_assign(data, BlockEntry{nbytes, 0, state}).first->second;
+BlockList::Blocks::iterator BlockList::carve(Blocks::iterator block, std::byte* data, std::size_t nbytes) {
+  FreeSet& free = free_set_of(block->first);
+  std::byte* end = block->first + block->second.nbytes;
+  unindex(block, free);
+  if (data + nbytes < end) {
+    index(blocks_.try_emplace(std::next(block), data + nbytes, bytes_between(data + nbytes, end)), free);
+  }
+  if (data > block->first) {
+    block->second.nbytes = bytes_between(block->first, data);
+    index(block, free);
+    block = blocks_.try_emplace(std::next(block), data, nbytes);
+  }
+  block->second.nbytes = nbytes;
+  block->second.state.store(BlockState::live, std::memory_order_relaxed);
+  return block;
 }
 
-std::byte* BlockList::take(std::size_t nbytes, SegmentClass segment_class) {
-  const FreeSet& free = free_.at(static_cast<std::size_t>(segment_class));
-  const auto best = free.lower_bound({nbytes, nullptr});
+BlockNode* BlockList::take(std::size_t nbytes, SegmentClass segment_class, std::size_t least_rest_nbytes,
+                           const std::byte* last_choice) {
+  const FreeSet& free = free_.at(index_of(segment_class));
+  auto best = free.lower_bound({nbytes, nullptr});
   if (best == free.end()) return nullptr;
-  std::byte* data = best->second;
-  carve(blocks_.find(data), data, nbytes, BlockState::live);
-  return data;
+  const auto next = std::next(best);
+  if (best->second + best->first == last_choice && next != free.end()) best = next;
+  const auto [whole_nbytes, data] = *best;
+  return &*carve(blocks_.find(data), data, whole_nbytes - nbytes < least_rest_nbytes ? whole_nbytes : nbytes);
 }
 
-std::vector<Piece> BlockList::lend(std::size_t nbytes, std::size_t granule_nbytes) {
+std::vector<Piece> BlockList::free_granules(std::size_t nbytes, std::size_t granule,
+                                            const std::byte* but_before) const {
   std::vector<Piece> pieces;
   std::size_t missing = nbytes;
   for (const SegmentClass segment_class : {SegmentClass::large, SegmentClass::small}) {
-    const FreeSet& free = free_.at(static_cast<std::size_t>(segment_class));
-    for (auto block = free.rbegin(); block != free.rend() && missing > 0; ++block) {
-      std::byte* begin = align_up(block->second, granule_nbytes);
-      const auto skipped = static_cast<std::size_t>(begin - block->second);
-      if (block->first < skipped + granule_nbytes) continue;
-      const std::size_t whole = (block->first - skipped) / granule_nbytes * granule_nbytes;
-      pieces.push_back({begin, std::min(whole, missing)});
-      missing -= pieces.back().nbytes;
+    const FreeSet& free = free_.at(index_of(segment_class));
+    for (auto block = free.rbegin(); block != free.rend() && missing > 0 && block->first >= granule; ++block) {
+      if (block->second + block->first == but_before) continue;
+      Piece piece = whole_granules(block->second, block->first, granule);
+      if (piece.nbytes == 0) continue;
+      piece.nbytes = std::min(piece.nbytes, round_up(missing, granule));
+      missing -= std::min(missing, piece.nbytes);
+      pieces.push_back(piece);
     }
-  }
-  if (missing > 0 || pieces.size() > kMaxPieces) return {};
-  for (const Piece& piece : pieces) {
-    carve(block_at(piece.data), piece.data, piece.nbytes, BlockState::lent);
   }
   return pieces;
 }
 
-BlockEntry* BlockList::find(std::byte* data) {
+BlockNode* BlockList::find(std::byte* data) {
   const auto found = blocks_.find(data);
-  return found == blocks_.end() ? nullptr : &found->second;
+  return found == blocks_.end() ? nullptr : &*found;
 }
 
 std::vector<Piece> BlockList::free_segments() const {
@@ -145,26 +185,24 @@ std::vector<Piece> BlockList::free_segments() const {
   for (const auto& [data, segment] : segments_) {
     const auto block = block_at(data);
     const std::byte* end = block->first + block->second.nbytes;
-    if (block->second.state == BlockState::free && end >= data + segment.nbytes)
+    if (block->second.state.load() == BlockState::free && end >= data + segment.nbytes) {
       result.push_back({data, segment.nbytes});
+    }
   }
   return result;
 }
 
-std::size_t BlockList::reserved_nbytes(SegmentClass segment_class) const {
-  std::size_t total = 0;
-  for (const auto& [data, segment] : segments_) {
-    if (segment.segment_class == segment_class) total += segment.nbytes;
-  }
-  return total;
-}
-
-std::size_t BlockList::free_nbytes() const {
-  std::size_t total = 0;
+std::vector<Piece> BlockList::free_runs(std::size_t granule, std::size_t least_nbytes) const {
+  std::vector<Piece> result;
   for (const FreeSet& free : free_) {
-    for (const auto& [nbytes, data] : free) total += nbytes;
+    for (const auto& [nbytes, data] : free) {
+      const Piece run = whole_granules(data, nbytes, granule);
+      const auto segment = segments_.find(data);
+      const bool is_segment = segment != segments_.end() && segment->second.nbytes == nbytes;
+      if (run.nbytes > 0 && (run.nbytes >= least_nbytes || is_segment)) result.push_back(run);
+    }
   }
-  return total;
+  return result;
 }
 
 std::size_t BlockList::largest_free_nbytes() const {
@@ -178,9 +216,18 @@ std::size_t BlockList::largest_free_nbytes() const {
 std::size_t BlockList::requested_nbytes(BlockState state) const {
   std::size_t total = 0;
   for (const auto& [data, block] : blocks_) {
-    if (block.state == state) total += block.requested_nbytes;
+    if (block.state.load() == state) total += block.requested_nbytes;
   }
   return total;
+}
+
+void BlockList::visit(const std::function<void(const Piece&, SegmentClass)>& segment,
+                      const std::function<void(const BlockNode&)>& block) const {
+  auto next = blocks_.begin();
+  for (const auto& [data, entry] : segments_) {
+    segment({data, entry.nbytes}, entry.segment_class);
+    for (; next != blocks_.end() && next->first < data + entry.nbytes; ++next) block(*next);
+  }
 }
 
 // A block lies in segments of one class that stand back to back.
@@ -199,40 +246,27 @@ void BlockList::check_block(Blocks::const_iterator block) const {
   if (entry.requested_nbytes > entry.nbytes) fail("a block smaller than what was asked for");
   const auto next = std::next(block);
   if (next != blocks_.end() && next->first < end) fail("two blocks overlap");
-  if (entry.state != BlockState::free) return;
-  if (!free_.at(static_cast<std::size_t>(segment_class)).contains({entry.nbytes, data})) {
-    fail("a free block missing from the index");
-  }
+  if (entry.state.load() != BlockState::free) return;
+  if (!free_.at(index_of(segment_class)).contains({entry.nbytes, data})) fail("a free block missing from the index");
   if (next != blocks_.end() && next->first == end && can_join(next, segment_class)) fail("two free neighbours");
-}
-
-void BlockList::check_pieces(const SegmentEntry& segment) const {
-  for (const Piece& piece : segment.pieces) {
-    const auto lent = blocks_.find(piece.data);
-    if (lent == blocks_.end() || lent->second.state != BlockState::lent || lent->second.nbytes != piece.nbytes) {
-      fail("a stitched segment without its piece");
-    }
-  }
 }
 
 void BlockList::check() const {
   std::size_t num_free = 0;
-  std::size_t num_lent = 0;
+  std::size_t free_nbytes = 0;
   std::size_t uncovered_nbytes = 0;
-  for (const auto& [data, segment] : segments_) {
-    check_pieces(segment);
-    num_lent += segment.pieces.size();
-    uncovered_nbytes += segment.nbytes;
-  }
+  for (const auto& [data, segment] : segments_) uncovered_nbytes += segment.nbytes;
+  if (uncovered_nbytes != reserved_[0] + reserved_[1]) fail("segments that do not add up to what is reserved");
   for (auto block = blocks_.begin(); block != blocks_.end(); ++block) {
     check_block(block);
-    num_free += std::size_t{block->second.state == BlockState::free};
-    num_lent -= std::size_t{block->second.state == BlockState::lent};
     uncovered_nbytes -= block->second.nbytes;
+    if (block->second.state.load() != BlockState::free) continue;
+    ++num_free;
+    free_nbytes += block->second.nbytes;
   }
   if (uncovered_nbytes != 0) fail("blocks do not fill their segments");
   if (num_free != free_[0].size() + free_[1].size()) fail("an index entry without its free block");
-  if (num_lent != 0) fail("a lent block without its stitched segment");
+  if (free_nbytes != free_nbytes_) fail("free blocks that do not add up");
 }
 
 }  // namespace pipecomm

@@ -59,10 +59,8 @@ class DeviceUpstream final : public Upstream {
     return data;
   }
 
-  void release(std::byte* segment) noexcept override { segments_.erase(segment); }
+  void release(std::byte* segment, std::size_t) noexcept override { segments_.erase(segment); }
   bool waits_at_release() const override { return !device_->is_host(); }  // cudaFree, cudaHostUnregister
-  std::byte* stitch(std::span<const Piece>) noexcept override { return nullptr; }
-  void unstitch(std::byte*, std::size_t) noexcept override {}
 
  private:
   const std::shared_ptr<Device> device_;

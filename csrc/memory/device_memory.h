@@ -9,7 +9,7 @@
 
 #include "base/api.h"
 #include "device/device.h"
-#include "memory/pool.h"
+#include "memory/block.h"
 #include "memory/sharing.h"
 
 namespace pipecomm {

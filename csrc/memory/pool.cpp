@@ -1,4 +1,4 @@
-// What the pool does around the block list: growth, limit, stitching, pending frees, and the block handle.
+// Requests and frees: the caches first, then the supply under the lock; what is counted on the way.
 #include "memory/pool.h"
 
 #include <algorithm>
@@ -6,19 +6,18 @@
 #include <utility>
 
 #include "base/error.h"
-#include "memory/block_list.h"
+#include "memory/block_cache.h"
 #include "memory/segment.h"
+#include "memory/supply.h"
+#include "memory/trace.h"
 
 namespace pipecomm {
 namespace {
 
-constexpr std::size_t kMaxSmallNbytes = std::size_t{1} << 20;
-constexpr std::size_t kMinGrowthNbytes = std::size_t{2} << 20;
-constexpr std::size_t kMaxGrowthNbytes = std::size_t{64} << 20;
 // No allocation may be larger: differences of addresses must fit.
 constexpr std::size_t kMaxRequestNbytes = SIZE_MAX / 4;
 
-SegmentClass class_of(bool is_small) { return is_small ? SegmentClass::small : SegmentClass::large; }
+thread_local std::uint16_t thread_tag = 0;
 
 std::string mib_text(std::size_t nbytes) {
   return std::to_string(nbytes) + " bytes (" + std::to_string(nbytes >> 20) + " MiB)";
@@ -29,14 +28,24 @@ std::string mib_text(std::size_t nbytes) {
                                      std::to_string(reinterpret_cast<std::uintptr_t>(data)) + ", " + what);
 }
 
+void raise_to(std::atomic<std::size_t>& peak, std::size_t value) {
+  std::size_t seen = peak.load(std::memory_order_relaxed);
+  while (value > seen && !peak.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+  }
+}
+
+BlockState state_of(const BlockNode* block) { return block->second.state.load(std::memory_order_relaxed); }
+void set_state(BlockNode* block, BlockState state) { block->second.state.store(state, std::memory_order_relaxed); }
+
 }  // namespace
 
 Pool::Pool(std::unique_ptr<Upstream> upstream, std::size_t limit_nbytes)
-    : upstream_(std::move(upstream)), blocks_(std::make_unique<BlockList>()) {
-  stats_.limit_nbytes = limit_nbytes;
+    : caches_(std::make_unique<BlockCaches>()), supply_(std::make_unique<Supply>(std::move(upstream), limit_nbytes)) {
+  hear_of_forks();
 }
 
 Pool::~Pool() {
+  forget_forks();
   for (const PendingFree& pending : pending_) {
     try {
       pending.event.wait();
@@ -46,253 +55,243 @@ Pool::~Pool() {
   }
 }
 
-void* Pool::allocate(std::size_t nbytes) {
-  std::unique_lock lock(mutex_);
+BlockCache& Pool::cache() { return caches_->all[shard_of_this_thread(caches_->all.size())]; }
+
+BlockNode* Pool::allocate_node(std::size_t nbytes) {
+  if (BlockNode* block = take_cached(round_up(std::max<std::size_t>(nbytes, 1), kAlignment), nbytes)) return block;
   while (true) {
-    if (void* data = take(nbytes, true)) return data;
+    std::unique_lock lock(mutex_);
+    try {
+      if (BlockNode* block = take(nbytes, true, nullptr)) return block;
+    } catch (const Error& error) {
+      lock.unlock();
+      if (error.kind() != ErrorKind::pool_exhausted || !ask_exhausted(nbytes)) throw;
+      continue;
+    }
     const Event oldest = pending_.front().event;
     lock.unlock();
     oldest.wait();
-    lock.lock();
   }
 }
 
-void* Pool::try_allocate(std::size_t nbytes) {
+BlockNode* Pool::try_allocate_node(std::size_t nbytes) {
+  if (BlockNode* block = take_cached(round_up(std::max<std::size_t>(nbytes, 1), kAlignment), nbytes)) return block;
   const std::scoped_lock lock(mutex_);
-  return take(nbytes, false);
+  return take(nbytes, false, nullptr);
+}
+
+BlockNode* Pool::allocate_node_on(Stream& stream, std::size_t nbytes) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (BlockNode* block = take(nbytes, false, &stream)) return block;
+  }
+  return allocate_node(nbytes);
+}
+
+BlockNode* Pool::take_cached(std::size_t block_nbytes, std::size_t nbytes) {
+  if (block_nbytes > BlockCache::kMaxBlockNbytes || nbytes > kMaxRequestNbytes) return nullptr;
+  BlockCache& own = cache();
+  const std::scoped_lock lock(own.mutex);
+  BlockNode* block = own.take(block_nbytes);
+  if (block == nullptr) return nullptr;
+  ++own.num_allocations;
+  return hand_out(block, nbytes);
+}
+
+// Under the lock of the pool, or of the cache that the block comes from.
+BlockNode* Pool::hand_out(BlockNode* block, std::size_t nbytes) {
+  block->second.requested_nbytes = nbytes;
+  block->second.tag = thread_tag;
+  set_state(block, BlockState::live);
+  raise_to(peak_in_use_nbytes_, in_use_nbytes_.fetch_add(nbytes, std::memory_order_relaxed) + nbytes);
+  if (thread_tag != 0) {
+    TagCounters& counters = tags_[thread_tag];
+    counters.num_allocations.fetch_add(1, std::memory_order_relaxed);
+    raise_to(counters.peak_live_nbytes, counters.live_nbytes.fetch_add(nbytes, std::memory_order_relaxed) + nbytes);
+  }
+  if (TraceRecorder* recorder = recorder_.load(std::memory_order_acquire)) {
+    recorder->add(block->first, static_cast<std::int64_t>(nbytes));
+  }
+  return block;
 }
 
 // nullptr: there are pending frees. Under the lock.
-void* Pool::take(std::size_t nbytes, bool may_wait) {
-  upstream_error_.clear();
+BlockNode* Pool::take(std::size_t nbytes, bool may_wait, Stream* stream) {
   // What can never be served must not cost the cache.
-  if (nbytes > std::min(kMaxRequestNbytes, limit_or_max())) {
+  if (nbytes > std::min(kMaxRequestNbytes, supply_->limit_or_max())) {
     throw Error(ErrorKind::pool_exhausted, exhausted_text(nbytes));
   }
   collect_pending();
-  std::byte* data = find_memory(round_up(std::max<std::size_t>(nbytes, 1), kAlignment), may_wait);
-  if (data == nullptr && pending_.empty()) throw Error(ErrorKind::pool_exhausted, exhausted_text(nbytes));
-  if (data == nullptr) return nullptr;
-  blocks_->find(data)->requested_nbytes = nbytes;
-  ++stats_.num_allocations;
-  stats_.live_nbytes += nbytes;
-  stats_.peak_live_nbytes = std::max(stats_.peak_live_nbytes, stats_.live_nbytes + stats_.pending_nbytes);
-  return data;
+  const std::size_t block_nbytes = round_up(std::max<std::size_t>(nbytes, 1), kAlignment);
+  BlockNode* block = supply_->take(block_nbytes);
+  if (block == nullptr && stream != nullptr) block = take_pending(block_nbytes, *stream);
+  if (block == nullptr) block = find_or_obtain(block_nbytes, nbytes, may_wait);
+  if (block == nullptr && pending_.empty()) throw Error(ErrorKind::pool_exhausted, exhausted_text(nbytes));
+  if (block == nullptr) return nullptr;
+  ++num_allocations_;
+  return hand_out(block, nbytes);
 }
 
-std::byte* Pool::find_memory(std::size_t nbytes, bool may_wait) {
-  const bool is_small = nbytes <= kMaxSmallNbytes;
-  if (std::byte* data = blocks_->take(nbytes, class_of(is_small))) return data;
-  if (grow(nbytes, is_small)) return blocks_->take(nbytes, class_of(is_small));
-  if (std::byte* data = blocks_->take(nbytes, class_of(!is_small))) return data;
-  const bool may_give_back = may_wait || !upstream_->waits_at_release();
-  if (may_give_back && give_back_segments() > 0 && grow(nbytes, is_small)) {
-    return blocks_->take(nbytes, class_of(is_small));
+BlockNode* Pool::find_or_obtain(std::size_t block_nbytes, std::size_t nbytes, bool may_wait) {
+  if (drain_caches()) {
+    if (BlockNode* block = supply_->take(block_nbytes)) return block;
   }
-  if (grow_to_limit(nbytes)) {
-    if (std::byte* data = blocks_->take(nbytes, SegmentClass::large)) return data;
+  const std::size_t in_use = in_use_nbytes_.load() + nbytes;
+  return supply_->obtain(block_nbytes, std::max(peak_in_use_nbytes_.load(), in_use), may_wait);
+}
+
+// A whole block that another stream still uses, not twice too large.
+BlockNode* Pool::take_pending(std::size_t block_nbytes, Stream& stream) {
+  for (auto pending = pending_.begin(); pending != pending_.end(); ++pending) {
+    BlockNode* block = pending->block;
+    if (block->second.nbytes < block_nbytes || block->second.nbytes > 2 * block_nbytes) continue;
+    stream.wait(pending->event);
+    pending_nbytes_ -= block->second.requested_nbytes;
+    end_use(block);
+    pending_.erase(pending);
+    return block;
   }
-  return stitch(nbytes);
+  return nullptr;
 }
 
-std::size_t Pool::room_nbytes() const { return limit_or_max() - std::min(limit_or_max(), stats_.reserved_nbytes); }
-
-std::size_t Pool::limit_or_max() const { return stats_.limit_nbytes == 0 ? SIZE_MAX : stats_.limit_nbytes; }
-
-bool Pool::add_segment(std::size_t nbytes, bool is_small) {
-  try {
-    ++stats_.num_upstream_calls;
-    std::byte* wanted = blocks_->place_for(nbytes, class_of(is_small));
-    blocks_->add_segment(upstream_->allocate(nbytes, wanted), nbytes, class_of(is_small));
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::pool_exhausted) throw;
-    upstream_error_ = error.what();
-    return false;
+bool Pool::ask_exhausted(std::size_t nbytes) {
+  Exhausted exhausted;
+  {
+    const std::scoped_lock lock(mutex_);
+    exhausted = exhausted_;
   }
-  stats_.reserved_nbytes += nbytes;
-  stats_.peak_reserved_nbytes = std::max(stats_.peak_reserved_nbytes, stats_.reserved_nbytes);
-  return true;
+  return exhausted && exhausted(nbytes);
 }
 
-// Segments grow with the pool, a sixteenth of its size each: few calls, little held in reserve.
-bool Pool::grow(std::size_t nbytes, bool is_small) {
-  const std::size_t granule = upstream_->granule_nbytes();
-  const std::size_t least = round_up(nbytes, granule);
-  if (least > room_nbytes()) return false;
-  const std::size_t share = blocks_->reserved_nbytes(class_of(is_small)) / 16;
-  const std::size_t wanted =
-      round_up(std::max(nbytes, std::clamp(share, kMinGrowthNbytes, kMaxGrowthNbytes)), kMinGrowthNbytes);
-  const std::size_t possible = std::min(wanted, room_nbytes() / granule * granule);
-  return add_segment(possible, is_small) || (possible > least && add_segment(least, is_small));
-}
-
-// Takes what is left under the limit, where that and the free blocks are enough together.
-bool Pool::grow_to_limit(std::size_t nbytes) {
-  if (stats_.limit_nbytes == 0) return false;
-  const std::size_t granule = upstream_->granule_nbytes();
-  const std::size_t room = room_nbytes() / granule * granule;
-  return room > 0 && nbytes <= room + blocks_->free_nbytes() && add_segment(room, false);
-}
-
-std::byte* Pool::stitch(std::size_t nbytes) {
-  const std::size_t granule = upstream_->granule_nbytes();
-  const std::size_t wanted = round_up(nbytes, granule);
-  std::vector<Piece> pieces = blocks_->lend(wanted, granule);
-  if (pieces.empty()) return nullptr;
-  ++stats_.num_upstream_calls;
-  std::byte* data = upstream_->stitch(pieces);
-  if (data == nullptr) {
-    for (const Piece& piece : pieces) blocks_->give_back(piece.data);
-    return nullptr;
-  }
-  blocks_->add_segment(data, wanted, SegmentClass::stitched, std::move(pieces));
-  return data;
-}
-
-std::byte* Pool::start_free(void* data) {
-  auto* address = static_cast<std::byte*>(data);
-  BlockEntry* block = blocks_->find(address);
-  if (block == nullptr || block->state == BlockState::lent) throw_not_live(data, "which it did not hand out");
-  if (block->state != BlockState::live) throw_not_live(data, "which was freed already");
-  block->state = BlockState::pending;
-  stats_.live_nbytes -= block->requested_nbytes;
-  stats_.pending_nbytes += block->requested_nbytes;
-  return address;
-}
-
-void Pool::finish_free(std::byte* data) {
-  BlockEntry* block = blocks_->find(data);
-  stats_.pending_nbytes -= std::exchange(block->requested_nbytes, 0);
-  const SegmentEntry& segment = blocks_->segment_of(data);
-  if (segment.segment_class != SegmentClass::stitched) {
-    blocks_->give_back(data);
-    return;
-  }
-  const std::vector<Piece> pieces = segment.pieces;
-  ++stats_.num_upstream_calls;
-  upstream_->unstitch(data, segment.nbytes);
-  blocks_->remove_segment(data);
-  for (const Piece& piece : pieces) blocks_->give_back(piece.data);
+void Pool::refuse_unless_live(BlockNode* block, const void* data) const {
+  if (block == nullptr) throw_not_live(data, "which it did not hand out");
+  if (state_of(block) != BlockState::live) throw_not_live(data, "which was freed already");
 }
 
 void Pool::deallocate(void* data, const Event& event) {
-  const std::scoped_lock lock(mutex_);
-  std::byte* address = start_free(data);
+  std::unique_lock lock(mutex_);
+  BlockNode* block = supply_->blocks().find(static_cast<std::byte*>(data));
+  refuse_unless_live(block, data);
   if (event.is_ready()) {
-    finish_free(address);
+    end_use(block);
+    supply_->blocks().give_back(block);
   } else {
-    pending_.push_back({address, event});
+    defer(block, event);
   }
+}
+
+void Pool::deallocate_node(BlockNode* block, const Event& event) {
+  if (event.is_ready()) return cache_or_free(block);
+  const std::scoped_lock lock(mutex_);
+  defer(block, event);
+}
+
+void Pool::defer(BlockNode* block, const Event& event) {
+  if (TraceRecorder* recorder = recorder_.load(std::memory_order_acquire)) recorder->add(block->first, -1);
+  set_state(block, BlockState::pending);
+  pending_nbytes_ += block->second.requested_nbytes;
+  pending_.push_back({block, event});
+}
+
+// Nobody uses the block any more; under the lock of the pool or of a cache.
+void Pool::end_use(BlockNode* block) {
+  BlockEntry& entry = block->second;
+  if (state_of(block) == BlockState::live) {
+    if (TraceRecorder* recorder = recorder_.load(std::memory_order_acquire)) recorder->add(block->first, -1);
+  }
+  const std::size_t nbytes = std::exchange(entry.requested_nbytes, 0);
+  if (entry.tag != 0) tags_[entry.tag].live_nbytes.fetch_sub(nbytes, std::memory_order_relaxed);
+  in_use_nbytes_.fetch_sub(nbytes, std::memory_order_relaxed);
+  set_state(block, BlockState::cached);
+}
+
+void Pool::cache_or_free(BlockNode* block) {
+  std::array<BlockNode*, 8> dropped;
+  std::size_t num_dropped = 0;
+  if (block->second.nbytes <= BlockCache::kMaxBlockNbytes) {
+    BlockCache& own = cache();
+    const std::scoped_lock lock(own.mutex);
+    end_use(block);
+    if (!own.put(block, [&](BlockNode* other) { dropped[num_dropped++] = other; })) dropped[num_dropped++] = block;
+    if (num_dropped == 0) return;
+  } else {
+    dropped[num_dropped++] = block;
+  }
+  const std::scoped_lock lock(mutex_);
+  for (std::size_t i = 0; i < num_dropped; ++i) {
+    if (state_of(dropped[i]) == BlockState::live) end_use(dropped[i]);
+    supply_->blocks().give_back(dropped[i]);
+  }
+}
+
+// Under the lock; false where nothing was cached.
+bool Pool::drain_caches() {
+  bool is_any = false;
+  for (BlockCache& cache : caches_->all) {
+    const std::scoped_lock lock(cache.mutex);
+    cache.drain([&](BlockNode* block) {
+      supply_->blocks().give_back(block);
+      is_any = true;
+    });
+  }
+  return is_any;
 }
 
 void Pool::collect_pending() {
   // All of them, not up to the first that is not ready: a slow stream must not hold back the others.
   std::erase_if(pending_, [this](const PendingFree& pending) {
-    const bool is_ready = pending.event.is_ready();
-    if (is_ready) finish_free(pending.data);
-    return is_ready;
+    if (!pending.event.is_ready()) return false;
+    pending_nbytes_ -= pending.block->second.requested_nbytes;
+    end_use(pending.block);
+    supply_->blocks().give_back(pending.block);
+    return true;
   });
-}
-
-std::size_t Pool::give_back_segments() {
-  std::size_t total = 0;
-  for (const Piece& segment : blocks_->free_segments()) {
-    blocks_->remove_segment(segment.data);
-    upstream_->release(segment.data);
-    ++stats_.num_upstream_calls;
-    total += segment.nbytes;
-  }
-  stats_.reserved_nbytes -= total;
-  return total;
 }
 
 std::size_t Pool::trim() {
   const std::scoped_lock lock(mutex_);
   collect_pending();
-  return give_back_segments();
+  drain_caches();
+  return supply_->trim();
 }
 
-void Pool::check() const {
+void Pool::set_exhausted(Exhausted exhausted) {
   const std::scoped_lock lock(mutex_);
-  blocks_->check();
-  const std::size_t reserved =
-      blocks_->reserved_nbytes(SegmentClass::small) + blocks_->reserved_nbytes(SegmentClass::large);
-  if (reserved != stats_.reserved_nbytes || blocks_->requested_nbytes(BlockState::live) != stats_.live_nbytes ||
-      blocks_->requested_nbytes(BlockState::pending) != stats_.pending_nbytes) {
-    throw std::logic_error("pool check failed: the statistics do not match the blocks");
-  }
+  exhausted_ = std::move(exhausted);
 }
 
-PoolStats Pool::stats() const {
+void Pool::set_recorder(std::shared_ptr<TraceRecorder> recorder) {
   const std::scoped_lock lock(mutex_);
-  PoolStats result = stats_;
-  result.free_nbytes = blocks_->free_nbytes();
-  result.largest_free_nbytes = blocks_->largest_free_nbytes();
-  result.num_segments = blocks_->num_segments();
-  return result;
+  recorder_.store(recorder.get(), std::memory_order_release);
+  if (recorder) recorders_.push_back(std::move(recorder));
 }
+
+std::uint16_t Pool::set_thread_tag(std::uint16_t tag) { return std::exchange(thread_tag, tag); }
 
 std::size_t Pool::limit_nbytes() const {
   const std::scoped_lock lock(mutex_);
-  return stats_.limit_nbytes;
+  return supply_->limit_nbytes();
 }
 
 void Pool::set_limit_nbytes(std::size_t limit_nbytes) {
   const std::scoped_lock lock(mutex_);
-  stats_.limit_nbytes = limit_nbytes;
-  if (limit_nbytes > 0 && stats_.reserved_nbytes > limit_nbytes) give_back_segments();
+  drain_caches();
+  supply_->set_limit_nbytes(limit_nbytes);
 }
 
 std::string Pool::exhausted_text(std::size_t nbytes) const {
-  std::string text = "expected " + mib_text(nbytes) + " from the pool; got none: " + mib_text(stats_.live_nbytes) +
-                     " live, " + mib_text(stats_.reserved_nbytes) + " reserved, largest free block " +
-                     mib_text(blocks_->largest_free_nbytes()) + " of " + mib_text(blocks_->free_nbytes()) + " free, ";
-  text += stats_.limit_nbytes == 0 ? "no limit" : "limit " + mib_text(stats_.limit_nbytes);
+  const std::size_t live = in_use_nbytes_ - pending_nbytes_;
+  const std::size_t limit = supply_->limit_nbytes();
+  std::string text = "expected " + mib_text(nbytes) + " from the pool; got none: " + mib_text(live) + " live, " +
+                     mib_text(supply_->reserved_nbytes()) + " reserved, largest free block " +
+                     mib_text(supply_->blocks().largest_free_nbytes()) + " of " +
+                     mib_text(supply_->blocks().free_nbytes()) + " free, ";
+  text += limit == 0 ? "no limit" : "limit " + mib_text(limit);
   // Advice only where it would help.
-  if (!upstream_error_.empty()) return text + ". The system: " + upstream_error_;
-  if (stats_.limit_nbytes == 0 || nbytes > kMaxRequestNbytes) return text;
+  if (!supply_->upstream_error().empty()) return text + ". The system: " + supply_->upstream_error();
+  if (limit == 0 || nbytes > kMaxRequestNbytes) return text;
   text += ". Raise the pool's limit";
-  return stats_.live_nbytes > 0 && nbytes <= stats_.limit_nbytes ? text + ", or keep fewer blocks live" : text;
-}
-
-Block::Block(std::shared_ptr<Pool> pool, void* data, std::size_t nbytes)
-    : pool_(std::move(pool)), data_(data), nbytes_(nbytes) {}
-
-Block::Block(Block&& other) noexcept
-    : pool_(std::move(other.pool_)),
-      data_(std::exchange(other.data_, nullptr)),
-      nbytes_(std::exchange(other.nbytes_, 0)) {}
-
-Block& Block::operator=(Block&& other) noexcept {
-  if (this != &other) {
-    reset();
-    pool_ = std::move(other.pool_);
-    data_ = std::exchange(other.data_, nullptr);
-    nbytes_ = std::exchange(other.nbytes_, 0);
-  }
-  return *this;
-}
-
-Block::~Block() { reset(); }
-
-// Terminates where the block is not the pool's: only a constructor call with another's address leads there.
-void Block::reset(const Event& event) noexcept {
-  if (data_ != nullptr) pool_->deallocate(std::exchange(data_, nullptr), event);
-  pool_.reset();
-  nbytes_ = 0;
-}
-
-std::shared_ptr<Pool> make_host_pool(std::size_t limit_nbytes) {
-  return std::make_shared<Pool>(make_host_upstream(), limit_nbytes);
-}
-
-Block allocate_block(const std::shared_ptr<Pool>& pool, std::size_t nbytes) {
-  return Block(pool, pool->allocate(nbytes), nbytes);
-}
-
-Block try_allocate_block(const std::shared_ptr<Pool>& pool, std::size_t nbytes) {
-  void* data = pool->try_allocate(nbytes);
-  return data == nullptr ? Block() : Block(pool, data, nbytes);
+  return live > 0 && nbytes <= limit ? text + ", or keep fewer blocks live" : text;
 }
 
 }  // namespace pipecomm

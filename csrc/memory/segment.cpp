@@ -27,13 +27,6 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
               "expected " + std::to_string(nbytes) + " bytes of shared memory from the system; got: " + why);
 }
 
-// fallocate of more than there is would wake the OOM killer instead of failing.
-void check_available(std::size_t nbytes) {
-  const AvailableMemory available = available_memory();
-  if (nbytes <= available.nbytes) return;
-  throw_exhausted(nbytes, std::to_string(available.nbytes) + " bytes available " + available.where);
-}
-
 void check_seals(int fd) {
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals) {
@@ -62,20 +55,40 @@ std::size_t page_nbytes() {
   return kPage;
 }
 
-Segment Segment::create(std::size_t nbytes, SegmentMapping mapping) {
+// fallocate of more than there is would wake the OOM killer instead of failing.
+void check_available(std::size_t nbytes) {
+  const AvailableMemory available = available_memory();
+  if (nbytes <= available.nbytes) return;
+  throw_exhausted(nbytes, std::to_string(available.nbytes) + " bytes available " + available.where);
+}
+
+Segment Segment::create(std::size_t nbytes) {
   if (nbytes == 0) throw Error(ErrorKind::config, "expected a memory segment of at least 1 byte; got 0");
   check_available(nbytes);
+  Segment segment = create_sparse(nbytes);
+  segment.fill(0, segment.nbytes_);
+  segment.map();
+  return segment;
+}
+
+Segment Segment::create_sparse(std::size_t nbytes) {
   Segment segment;
   segment.nbytes_ = round_up(nbytes, page_nbytes());
   segment.fd_ = memfd_create("pipecomm", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (segment.fd_ < 0) throw_exhausted(nbytes, "memfd_create: " + describe_errno(errno));
-  const auto size = static_cast<off_t>(segment.nbytes_);
-  if (ftruncate(segment.fd_, size) != 0 || fallocate(segment.fd_, 0, 0, size) != 0) {
+  if (ftruncate(segment.fd_, static_cast<off_t>(segment.nbytes_)) != 0) throw_exhausted(nbytes, describe_errno(errno));
+  if (fcntl(segment.fd_, F_ADD_SEALS, kSeals) != 0) throw_errno("sealing a memory segment");
+  return segment;
+}
+
+void Segment::fill(std::size_t offset, std::size_t nbytes) {
+  if (fallocate(fd_, 0, static_cast<off_t>(offset), static_cast<off_t>(nbytes)) != 0) {
     throw_exhausted(nbytes, describe_errno(errno));
   }
-  if (fcntl(segment.fd_, F_ADD_SEALS, kSeals) != 0) throw_errno("sealing a memory segment");
-  if (mapping == SegmentMapping::plain) segment.map();
-  return segment;
+}
+
+void Segment::empty(std::size_t offset, std::size_t nbytes) noexcept {
+  fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(nbytes));
 }
 
 Segment Segment::adopt(int fd, std::size_t expected_nbytes) {

@@ -8,16 +8,19 @@
 
 namespace pipecomm {
 
-// Whether a segment appears in the address space by itself. `none`: the owner maps fd() and data() is nullptr.
-enum class SegmentMapping { none, plain };
-
 // Owns the descriptor and the mapping. Size and seals never change, so a peer cannot make an access fault.
 class PC_API Segment {
  public:
   Segment() = default;
   // Makes `nbytes` zeroed bytes, rounded up to pages and physically there, so that exhaustion is an error here and not
   // SIGBUS later. Throws a pool exhausted error, or a config error for 0 bytes.
-  static Segment create(std::size_t nbytes, SegmentMapping mapping = SegmentMapping::plain);
+  static Segment create(std::size_t nbytes);
+  // Makes a segment of zeroed bytes that take memory once they are filled, and is not mapped.
+  static Segment create_sparse(std::size_t nbytes);
+  // Makes a range physically there; throws a pool exhausted error.
+  void fill(std::size_t offset, std::size_t nbytes);
+  // Takes a range's memory away; whoever has it mapped reads zeros, in memory of its own.
+  void empty(std::size_t offset, std::size_t nbytes) noexcept;
   // Maps a segment received from another process. Takes `fd` over, also when it throws: a transport error where it is
   // not sealed or not of `expected_nbytes` rounded up to pages. The descriptor is closed, since the mapping is all that
   // is needed.
@@ -51,6 +54,8 @@ class PC_API Segment {
   std::size_t nbytes_ = 0;
 };
 
+// Throws a pool exhausted error where the system has less memory than that: filling would wake the OOM killer.
+PC_API void check_available(std::size_t nbytes);
 PC_API std::size_t page_nbytes();
 
 constexpr std::size_t round_up(std::size_t value, std::size_t multiple) {

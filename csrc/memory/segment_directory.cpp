@@ -1,8 +1,5 @@
-// A map from addresses to segments.
+// Extents and descriptors under one lock.
 #include "memory/segment_directory.h"
-
-#include <algorithm>
-#include <iterator>
 
 namespace pipecomm {
 
@@ -12,44 +9,53 @@ SegmentDirectory& SegmentDirectory::instance() {
   return *kDirectory;
 }
 
-std::uint64_t SegmentDirectory::add(const std::byte* data, std::size_t nbytes, int fd) {
+std::uint64_t SegmentDirectory::add_segment(int fd) {
   const std::lock_guard lock(mutex_);
-  places_[data] = {++last_id_, fd, 0, nbytes};
+  fds_[++last_id_] = fd;
   return last_id_;
 }
 
-void SegmentDirectory::add_again(const std::byte* data, std::size_t nbytes, const std::byte* original) {
-  auto place = find(original);
-  if (!place) return;
-  place->nbytes = nbytes;
-  const std::lock_guard lock(mutex_);
-  places_[data] = *place;
+std::uint64_t SegmentDirectory::add(const std::byte* data, std::size_t nbytes, int fd) {
+  const std::uint64_t id = add_segment(fd);
+  add_extent({const_cast<std::byte*>(data), nbytes, id, 0});
+  return id;
 }
 
-void SegmentDirectory::remove(const std::byte* data, std::size_t nbytes) {
+void SegmentDirectory::add_extent(const Extent& extent) {
   const std::lock_guard lock(mutex_);
-  places_.erase(places_.lower_bound(data), places_.lower_bound(data + nbytes));
+  if (fds_.contains(extent.file_id)) extents_.add(extent);
+}
+
+void SegmentDirectory::remove(std::byte* data, std::size_t nbytes) {
+  const std::lock_guard lock(mutex_);
+  extents_.cut(data, nbytes);
 }
 
 void SegmentDirectory::remove_segment(std::uint64_t id) {
   const std::lock_guard lock(mutex_);
-  std::erase_if(places_, [&](const auto& item) { return item.second.id == id; });
+  if (fds_.erase(id) == 0) return;
+  extents_.erase_file(id);
   num_removed_.fetch_add(1);
 }
 
 std::optional<SegmentPlace> SegmentDirectory::find(const std::byte* data) const {
   const std::lock_guard lock(mutex_);
-  const auto after = places_.upper_bound(data);
-  if (after == places_.begin()) return std::nullopt;
-  const auto& [start, place] = *std::prev(after);
-  const auto skipped = static_cast<std::size_t>(data - start);
-  if (skipped >= place.nbytes) return std::nullopt;
-  return SegmentPlace{place.id, place.fd, place.offset + skipped, place.nbytes - skipped};
+  const auto extent = extents_.find(data);
+  if (!extent) return std::nullopt;
+  return SegmentPlace{extent->file_id, fds_.at(extent->file_id), extent->offset, extent->nbytes};
 }
 
 bool SegmentDirectory::has(std::uint64_t id) const {
   const std::lock_guard lock(mutex_);
-  return std::any_of(places_.begin(), places_.end(), [&](const auto& item) { return item.second.id == id; });
+  return fds_.contains(id);
+}
+
+void SegmentDirectory::unlock_after_fork(bool is_child) {
+  if (is_child) {
+    extents_.clear();
+    fds_.clear();
+  }
+  mutex_.unlock();
 }
 
 }  // namespace pipecomm

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "base/api.h"
+#include "memory/extents.h"
 
 namespace pipecomm {
 
@@ -25,12 +26,14 @@ class PC_API SegmentDirectory {
  public:
   static SegmentDirectory& instance();
 
+  // A segment, nothing of which is mapped; gives its id.
+  std::uint64_t add_segment(int fd);
   // A segment that is mapped at `data`; gives its id.
   std::uint64_t add(const std::byte* data, std::size_t nbytes, int fd);
-  // The memory at `original`, inside one segment, is mapped at `data` too.
-  void add_again(const std::byte* data, std::size_t nbytes, const std::byte* original);
-  // What begins there is not mapped any more.
-  void remove(const std::byte* data, std::size_t nbytes);
+  // Part of a segment is mapped there.
+  void add_extent(const Extent& extent);
+  // Nothing is mapped there any more.
+  void remove(std::byte* data, std::size_t nbytes);
   // The segment goes back to the system.
   void remove_segment(std::uint64_t id);
 
@@ -39,10 +42,15 @@ class PC_API SegmentDirectory {
   // Segments that have ever gone back: unchanged, no id has become invalid.
   std::uint64_t num_removed() const { return num_removed_.load(); }
 
+  // Around a fork: held by the forking thread. A child has nothing that a peer could read.
+  void lock_for_fork() { mutex_.lock(); }
+  void unlock_after_fork(bool is_child);
+
  private:
   mutable std::mutex mutex_;
-  std::map<const std::byte*, SegmentPlace> places_;  // by their first address; guarded by mutex_
-  std::uint64_t last_id_ = 0;                        // guarded by mutex_
+  Extents extents_;                   // guarded by mutex_
+  std::map<std::uint64_t, int> fds_;  // by id; guarded by mutex_
+  std::uint64_t last_id_ = 0;         // guarded by mutex_
   std::atomic<std::uint64_t> num_removed_{0};
 };
 

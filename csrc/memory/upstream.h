@@ -1,4 +1,4 @@
-// Where a pool gets its segments from.
+// Where a pool gets its memory from.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace pipecomm {
 
-// A range of addresses inside a segment, or in several that stand back to back.
+// A range of addresses.
 struct Piece {
   std::byte* data;
   std::size_t nbytes;
@@ -21,20 +21,28 @@ class PC_API Upstream {
   virtual ~Upstream() = default;
 
   virtual std::size_t granule_nbytes() const = 0;
-  // A segment, at the free address `wanted` where that is possible. Throws a pool exhausted error.
+  // Whether memory can be had in any sizes side by side, moved to other addresses and given back in parts.
+  virtual bool can_remap() const { return false; }
+  // Whether allocate() and remap() can put memory at these addresses, where none of this upstream's is.
+  virtual bool can_stand_at(const std::byte*, std::size_t) const { return false; }
+  // Fresh memory, at `wanted` where it can stand there, else anywhere. Throws a pool exhausted error.
   virtual std::byte* allocate(std::size_t nbytes, std::byte* wanted) = 0;
-  virtual void release(std::byte* segment) noexcept = 0;
+  // Takes back what allocate() gave; with can_remap(), any part of it.
+  virtual void release(std::byte* data, std::size_t nbytes) noexcept = 0;
   // release() may wait for all that is enqueued on a device.
   virtual bool waits_at_release() const { return false; }
-  // One contiguous range for the memory of `pieces`, which nobody uses until unstitch(); nullptr where that cannot be.
-  virtual std::byte* stitch(std::span<const Piece> pieces) noexcept = 0;
-  virtual void unstitch(std::byte* data, std::size_t nbytes) noexcept = 0;
+  // Moves the memory of `pieces`, which nobody uses, to addresses side by side, at `wanted` where it can stand there;
+  // contents become undefined. nullptr, with nothing changed, where that cannot be.
+  virtual std::byte* remap(std::span<const Piece> pieces, std::byte* wanted) noexcept;
+  // The process is a forked child: what the parent has must not be written to. Called with all locks held.
+  virtual void enter_child() noexcept {}
 };
 
 // Sealed memfd segments, physically there once allocated.
 PC_API std::unique_ptr<Upstream> make_host_upstream();
-// Private memory that becomes physical when touched, at most `capacity_nbytes` of addresses (0 = no limit): replays
-// traces that are larger than the machine.
+// Private memory that becomes physical when touched, at most `capacity_nbytes` of it (0 = no limit).
 PC_API std::unique_ptr<Upstream> make_lazy_upstream(std::size_t capacity_nbytes);
+// Addresses with nothing behind them, at most `capacity_nbytes` (0 = no limit): replays traces larger than the machine.
+PC_API std::unique_ptr<Upstream> make_paper_upstream(std::size_t capacity_nbytes);
 
 }  // namespace pipecomm

@@ -8,7 +8,7 @@
 #include "base/api.h"
 #include "base/dtype.h"
 #include "codec/codec_name.h"
-#include "memory/pool.h"
+#include "memory/block.h"
 
 namespace pipecomm {
 

@@ -41,7 +41,7 @@ def parse(argv: Sequence[str] | None, commands: Commands) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"pipecomm {__version__}")
     added = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_train, _add_doctor, _add_simulate):
+    for add in (_add_train, _add_doctor, _add_simulate, _add_replay):
         add(added, commands)
     return parser.parse_args(argv)
 
@@ -218,6 +218,34 @@ def _add_output(simulate: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="write a picture (.png, .svg) or a trace for Perfetto (.json)",
+    )
+
+
+def _add_replay(added: Any, commands: Commands) -> None:
+    replay = added.add_parser(
+        "replay",
+        help="what allocators make of a trace of allocations",
+        description="What this library's pool, torch's allocator and size classes make of it.",
+        allow_abbrev=False,
+        formatter_class=_HelpFormatter,
+    )
+    replay.set_defaults(command=commands["replay"])
+    _add_json(replay)
+    replay.add_argument(
+        "trace",
+        metavar="TRACE",
+        help="a file (of pipecomm, torch's memory snapshot, STAlloc's text, MiniMalloc's CSV), or "
+        "the name of a trace that is made up: 1f1b, 1f1b-recompute, interleaved, "
+        "interleaved-recompute, unequal-stages, evaluation",
+    )
+    replay.add_argument(
+        "--plot", metavar="FILE", help="draw memory over time into FILE (.svg, .png)"
+    )
+    replay.add_argument(
+        "--fits",
+        type=_positive,
+        metavar="GB",
+        help="tell whether it would have fitted in GB * 1e9 bytes",
     )
 
 

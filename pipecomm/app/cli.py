@@ -38,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Wrong arguments raise SystemExit(2), as argparse does.
     """
     words = sys.argv[1:] if argv is None else argv
-    args = parse(words, {"train": _train, "doctor": _doctor, "simulate": _simulate})
+    commands = {"train": _train, "doctor": _doctor, "simulate": _simulate, "replay": _replay}
+    args = parse(words, commands)
     args.words = words
     try:
         return int(args.command(args))
@@ -176,6 +177,12 @@ def _warn_without_pictures() -> None:
             "(pip install matplotlib)",
             file=sys.stderr,
         )
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from pipecomm.app.replay import run
+
+    return run(args.trace, as_json=args.json, plot=args.plot, fits_gb=args.fits)
 
 
 def _doctor(args: argparse.Namespace) -> int:

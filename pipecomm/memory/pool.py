@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,8 @@ import torch
 from pipecomm._native import core
 from pipecomm.device import as_device
 from pipecomm.errors import ConfigError, NotBuiltError
+from pipecomm.memory.snapshot import SegmentSnapshot, snapshot_of
+from pipecomm.memory.tags import TagStats, stats_by_tag
 
 __all__ = ["MemoryPool", "PoolStats", "default_pool", "tensor_from_block"]
 
@@ -24,7 +26,8 @@ class PoolStats:
     """What a pool holds, in bytes, and how often it was asked.
 
     `live`: in use. `pending`: freed, but a stream may still use it. `reserved`: held from the
-    system. `peak_live_nbytes` counts live and pending.
+    system. `peak_live_nbytes` counts live and pending. `num_remaps`: how often free memory was
+    moved together. Peaks are those since the pool was made, or since `reset_peaks`.
     """
 
     live_nbytes: int
@@ -38,6 +41,7 @@ class PoolStats:
     num_segments: int
     num_allocations: int
     num_upstream_calls: int
+    num_remaps: int
 
     @property
     def fragmentation(self) -> float:
@@ -94,8 +98,32 @@ class MemoryPool:
         """The numbers now."""
         return PoolStats(**self._pool.stats())
 
+    def reset_peaks(self) -> None:
+        """The peaks of `stats` and `tag_stats` begin anew at what is held now."""
+        self._pool.reset_peaks()
+
+    def tag_stats(self) -> dict[str, TagStats]:
+        """The memory by what `pipecomm.memory.tag` named when it was allocated."""
+        return stats_by_tag(self._pool)
+
+    def snapshot(self) -> list[SegmentSnapshot]:
+        """Every segment and block now, by address."""
+        return snapshot_of(self._pool)
+
+    def on_exhausted(self, callback: Callable[[int], bool] | None) -> None:
+        """Call `callback(nbytes)` before a request fails; True: it has freed some, try again.
+
+        Called by the thread that asks, without a lock of the pool; what it raises, the request
+        raises. None: no callback.
+        """
+        if callback is not None and not callable(callback):
+            raise ConfigError(
+                f"expected a function of a number of bytes, or None; got {callback!r}"
+            )
+        self._pool.set_exhausted(callback)
+
     def trim(self) -> int:
-        """Gives segments without a live tensor back to the system; returns their bytes."""
+        """Gives free memory, in runs of at least 64 KiB, back to the system; returns its bytes."""
         return self._pool.trim()
 
     def check(self) -> None:

@@ -6,16 +6,17 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <random>
 #include <vector>
 
 #include "base/error.h"
-#include "memory/pool.h"
+#include "memory/block.h"
 
 namespace pipecomm {
 
 inline constexpr std::size_t kMiB = std::size_t{1} << 20;
 
-// An upstream with a capacity and no way to stitch, over the process's heap.
+// An upstream with a capacity and no way to remap, over the process's heap.
 class HeapUpstream final : public Upstream {
  public:
   explicit HeapUpstream(std::size_t capacity_nbytes, bool waits_at_release = false)
@@ -31,19 +32,42 @@ class HeapUpstream final : public Upstream {
     segments_.emplace(data, nbytes);
     return data;
   }
-  void release(std::byte* segment) noexcept override {
+  void release(std::byte* segment, std::size_t) noexcept override {
     left_nbytes_ += segments_.at(segment);
     segments_.erase(segment);
     std::free(segment);
   }
   bool waits_at_release() const override { return waits_at_release_; }
-  std::byte* stitch(std::span<const Piece>) noexcept override { return nullptr; }
-  void unstitch(std::byte*, std::size_t) noexcept override { std::abort(); }
 
  private:
   std::size_t left_nbytes_;
   const bool waits_at_release_;
   std::map<std::byte*, std::size_t> segments_;
+};
+
+// Host memory whose system refuses one call in three, by chance.
+class RefusingUpstream final : public Upstream {
+ public:
+  explicit RefusingUpstream(unsigned seed) : random_(seed) {}
+  std::size_t granule_nbytes() const override { return inner_->granule_nbytes(); }
+  bool can_remap() const override { return true; }
+  bool can_stand_at(const std::byte* data, std::size_t nbytes) const override {
+    return inner_->can_stand_at(data, nbytes);
+  }
+  std::byte* allocate(std::size_t nbytes, std::byte* wanted) override {
+    if (refuses()) throw Error(ErrorKind::pool_exhausted, "refused by chance");
+    return inner_->allocate(nbytes, wanted);
+  }
+  void release(std::byte* data, std::size_t nbytes) noexcept override { inner_->release(data, nbytes); }
+  std::byte* remap(std::span<const Piece> pieces, std::byte* wanted) noexcept override {
+    return refuses() ? nullptr : inner_->remap(pieces, wanted);
+  }
+
+ private:
+  bool refuses() { return random_() % 3 == 0; }
+
+  std::mt19937 random_;
+  const std::unique_ptr<Upstream> inner_ = make_host_upstream();
 };
 
 inline std::shared_ptr<Pool> make_heap_pool(std::size_t limit_nbytes, std::size_t capacity_nbytes = 4096 * kMiB) {
@@ -55,7 +79,7 @@ inline std::vector<std::shared_ptr<Pool>> all_pools(std::size_t limit_nbytes) {
           make_heap_pool(limit_nbytes)};
 }
 
-inline std::vector<std::shared_ptr<Pool>> stitching_pools(std::size_t limit_nbytes) {
+inline std::vector<std::shared_ptr<Pool>> remapping_pools(std::size_t limit_nbytes) {
   return {make_host_pool(limit_nbytes), std::make_shared<Pool>(make_lazy_upstream(0), limit_nbytes)};
 }
 

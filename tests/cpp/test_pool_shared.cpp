@@ -206,4 +206,12 @@ TEST(random_histories_keep_the_books_and_the_contents_right) {
   }
 }
 
+TEST(random_histories_with_refusals_of_the_system_keep_the_books_and_the_contents_right) {
+  for (unsigned seed = 0; seed < 4; ++seed) {
+    const auto pool = std::make_shared<Pool>(std::make_unique<RefusingUpstream>(seed), 24 * kMiB);
+    random_history(pool, seed);
+    CHECK(pool->stats().num_remaps > 0);
+  }
+}
+
 CHECK_MAIN()

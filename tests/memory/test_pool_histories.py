@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import hypothesis
@@ -47,6 +48,32 @@ class PoolMachine(RuleBasedStateMachine):
     def give_back(self, choice: Any) -> None:
         block, mark = self.live.pop(choice.randrange(len(self.live)))
         assert bytes(memoryview(block)) == bytes([mark]) * block.nbytes
+
+    @rule(mib=st.integers(4, 16))
+    def limit(self, mib: int) -> None:
+        """A lower limit leaves what lives alone; refusals then are the limit's."""
+        self.pool.limit_nbytes = mib * MIB
+        held = self.pool.stats()["reserved_nbytes"]
+        with contextlib.suppress(PoolExhaustedError):
+            self.pool.allocate(6 * MIB)
+        assert self.pool.stats()["reserved_nbytes"] <= max(held, mib * MIB)
+        self.pool.limit_nbytes = 16 * MIB
+
+    @rule()
+    def peaks(self) -> None:
+        self.pool.reset_peaks()
+        stats = self.pool.stats()
+        assert stats["peak_live_nbytes"] == stats["live_nbytes"]
+        assert stats["peak_reserved_nbytes"] == stats["reserved_nbytes"]
+
+    @invariant()
+    def snapshot_tells_the_same(self) -> None:
+        entries = self.pool.snapshot()
+        live = {entry[1]: entry[3] for entry in entries if entry[5] == "live"}
+        assert live == {block.address: block.nbytes for block, _ in self.live}
+        segments = sum(entry[2] for entry in entries if entry[0])
+        blocks = sum(entry[2] for entry in entries if not entry[0])
+        assert segments == blocks == self.pool.stats()["reserved_nbytes"]
 
     @rule()
     def trim(self) -> None:

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "device/device.h"
-#include "memory/pool.h"
+#include "memory/block.h"
 #include "transport/api/wait.h"
 
 namespace pipecomm {

@@ -1,0 +1,79 @@
+"""One trace against every policy: the most each would have held, and whether it would fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipecomm._native import core
+from pipecomm.replay.trace import Trace
+
+__all__ = ["Comparison", "Replayed", "compare"]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What one policy made of a trace.
+
+    `peak_reserved_nbytes`: the most held from the system. `fits`: whether all was served in the
+    capacity asked for, with what the policy does before it gives up (None: no capacity was).
+    `reserved_nbytes`: the most in each of equal parts of the trace.
+    """
+
+    policy: str
+    peak_reserved_nbytes: int
+    num_upstream_calls: int
+    fits: bool | None
+    reserved_nbytes: list[int]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All policies over one trace; no policy can hold less than `peak_live_nbytes`."""
+
+    num_events: int
+    peak_live_nbytes: int
+    live_nbytes: list[int]
+    replayed: list[Replayed]
+
+    def ratio(self, policy: str) -> float:
+        """Peak reserved over peak live."""
+        (one,) = (one for one in self.replayed if one.policy == policy)
+        return one.peak_reserved_nbytes / max(self.peak_live_nbytes, 1)
+
+
+def compare(
+    trace: Trace,
+    policies: Sequence[str] | None = None,
+    capacity_nbytes: int | None = None,
+    num_samples: int = 0,
+) -> Comparison:
+    """Replay `trace` against `policies` (default: all there are).
+
+    "pipecomm" is this library's pool on the host; "torch" and "torch:expandable" are models of
+    torch's caching allocator, by its source; "size-classes" rounds up to four classes for each
+    doubling, as jemalloc does, and never splits. Nothing is allocated, so a trace may be larger
+    than the machine. Raises ConfigError for an unknown policy or a trace that makes no sense.
+    """
+    arrays = [np.ascontiguousarray(a, np.int64) for a in (trace.ids, trace.nbytes, trace.streams)]
+    prepared = core.ReplayTrace(*arrays)
+    replayed = []
+    live: list[int] = []
+    for policy in core.replay_policies() if policies is None else policies:
+        result = prepared.replay(policy, num_samples=num_samples)
+        fits = None
+        if capacity_nbytes is not None:
+            fits = prepared.replay(policy, capacity_nbytes=capacity_nbytes)["failed_at"] is None
+        live = result["live_nbytes"]
+        replayed.append(
+            Replayed(
+                policy,
+                result["peak_reserved_nbytes"],
+                result["num_upstream_calls"],
+                fits,
+                result["reserved_nbytes"],
+            )
+        )
+    return Comparison(trace.num_events, prepared.peak_live_nbytes, live, replayed)
