@@ -70,5 +70,6 @@ class Turns:
                 indices = [kind.index for kind in same]
                 counted = np.flatnonzero((stages == stage) & np.isin(kinds, indices))
                 numbers[counted] = np.arange(len(counted))
-        row = np.stack([kinds, stages, numbers], axis=1)
-        return row[numbers < num_microbatches]
+        row: Row = np.stack([kinds, stages, numbers], axis=1)
+        kept: Row = row[numbers < num_microbatches]
+        return kept
