@@ -67,7 +67,7 @@ def record_pool(pool: MemoryPool) -> Iterator[PoolRecorder]:
         recorder.stop()
 
 
-class ModelRecorder(TorchDispatchMode):
+class ModelRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Every storage that an operation makes, until it dies; scratch inside operations is not seen.
 
     Operations of the autograd threads of a backward are seen where torch runs them under the
@@ -75,7 +75,7 @@ class ModelRecorder(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._builder = TraceBuilder("model")
         self._numbers = itertools.count()
         self._known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()

@@ -6,7 +6,7 @@ import json
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +64,8 @@ class Trace:
         if any(a.dtype != np.int64 or a.shape != found[0].shape or a.ndim != 1 for a in found):
             shapes = [(a.dtype.name, a.shape) for a in found]
             raise ConfigError(f"expected three int64 arrays of one length; got {shapes}")
-        return cls(*found, str(meta["source"]), meta["reported_reserved_nbytes"])
+        ids, nbytes, streams = found
+        return cls(ids, nbytes, streams, str(meta["source"]), meta["reported_reserved_nbytes"])
 
 
 @dataclass
@@ -89,7 +90,7 @@ class TraceBuilder:
         self._streams.append(stream)
 
     def build(self) -> Trace:
-        arrays: list[Any] = [
+        ids, nbytes, streams = (
             np.array(numbers, np.int64) for numbers in (self._ids, self._nbytes, self._streams)
-        ]
-        return Trace(*arrays, self.source, self.reported_reserved_nbytes)
+        )
+        return Trace(ids, nbytes, streams, self.source, self.reported_reserved_nbytes)
