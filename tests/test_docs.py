@@ -31,7 +31,7 @@ def summed_cross_entropy(output, target):
     return torch.nn.functional.cross_entropy(output, target, reduction="sum")
 """,
 }
-COMMANDS = {name: lambda _: 0 for name in ("train", "doctor", "simulate")}
+COMMANDS = {name: lambda _: 0 for name in ("train", "doctor", "simulate", "replay")}
 
 
 def _blocks(page: Path, language: str) -> list[str]:

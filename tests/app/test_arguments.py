@@ -11,7 +11,9 @@ from pipecomm.app.arguments import AUTO_LINK, parse
 
 
 def parsed(*words: str) -> argparse.Namespace:
-    return parse(words, {name: lambda args: 0 for name in ("train", "doctor", "simulate")})
+    return parse(
+        words, {name: lambda args: 0 for name in ("train", "doctor", "simulate", "replay")}
+    )
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -69,7 +71,7 @@ def test_unknown_option_or_command_or_abbreviation_is_refused(
 ) -> None:
     assert "--stepz" in refusal(capsys, "train", "--stepz=3")
     assert "--step" in refusal(capsys, "train", "--step=3")
-    assert "replay" in refusal(capsys, "replay")
+    assert "replays" in refusal(capsys, "replays")
     assert "COMMAND" in refusal(capsys)
 
 

@@ -83,6 +83,14 @@ def known_schedules(*, asynchronous: bool | None = None) -> tuple[str, ...]:
     )
 
 
+def _require_buildable(name: str, num_stages: int, num_microbatches: int) -> None:
+    if num_stages * num_microbatches > _MAX_SIZE:
+        raise ConfigError(
+            f"{name}: expected at most {_MAX_SIZE:,} stages times microbatches; got "
+            f"{num_stages:,} times {num_microbatches:,}"
+        )
+
+
 def build(
     name: str,
     num_stages: int,
@@ -108,11 +116,7 @@ def build(
     if num_ranks is None:
         num_ranks = max(1, num_stages // named.stages_per_rank)
     require_count("num_ranks", num_ranks)
-    if num_stages * num_microbatches > _MAX_SIZE:
-        raise ConfigError(
-            f"{name.lower()}: expected at most {_MAX_SIZE:,} stages times microbatches; got "
-            f"{num_stages:,} times {num_microbatches:,}"
-        )
+    _require_buildable(name.lower(), num_stages, num_microbatches)
     unknown = [option for option in options if option not in named.options]
     if unknown:
         takes = ", ".join(named.options) or "none"
