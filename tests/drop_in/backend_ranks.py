@@ -13,7 +13,7 @@ import pipecomm  # noqa: F401 - registers the backend
 from tests.patience import patient
 from tests.ranks import spawn_ranks
 
-__all__ = ["GROUP_TIMEOUT_S", "Check", "failures_of", "init", "names"]
+__all__ = ["GROUP_TIMEOUT_S", "Check", "failures_of", "init", "names", "wait_for_all"]
 
 GROUP_TIMEOUT_S = 10.0
 
@@ -28,6 +28,13 @@ def init(
     options.setdefault("timeout", timedelta(seconds=patient(30)))
     store = dist.FileStore(store_path, size)
     dist.init_process_group(backend, rank=rank, world_size=size, store=store, **options)
+
+
+def wait_for_all(rank: int, size: int, store_path: str) -> None:
+    """What a rank still does with this one must not fail because this one has ended."""
+    store = dist.FileStore(f"{store_path}.ends", size)
+    store.set(str(rank), "")
+    store.wait([str(peer) for peer in range(size)], timedelta(seconds=patient(30)))
 
 
 def names(checks: Sequence[Check]) -> list[str]:

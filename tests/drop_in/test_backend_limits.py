@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pipecomm.errors import ConfigError, LinkTimeoutError
-from tests.drop_in.backend_ranks import Check, failures_of, init, names
+from tests.drop_in.backend_ranks import Check, failures_of, init, names, wait_for_all
 from tests.ranks import spawn_ranks
 
 Group = dist.ProcessGroup
@@ -98,6 +98,8 @@ def _two_sends_first(rank: int, size: int, store_path: str, strict: str) -> str:
         dist.recv(torch.zeros(4), 1 - rank)
     except LinkTimeoutError as error:
         return str(error)
+    finally:
+        wait_for_all(rank, size, store_path)
     return "done"
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from pipecomm.drop_in import backend
 from pipecomm.drop_in.backend import BackendOptions, register
 from pipecomm.errors import ConfigError, MessageMismatchError, PipecommError
-from tests.drop_in.backend_ranks import init
+from tests.drop_in.backend_ranks import init, wait_for_all
 from tests.ranks import spawn_ranks
 
 
@@ -161,6 +161,7 @@ def _inner_backends_by_device(rank: int, size: int, store_path: str) -> list[lis
         [torch.empty(4, device="meta")], 1 - rank, 0
     ).wait()
     seen.append(list(made))
+    wait_for_all(rank, size, store_path)  # gloo may still connect on the other rank
     dist.destroy_process_group()
     return seen
 
