@@ -162,7 +162,6 @@ def _inner_backends_by_device(rank: int, size: int, store_path: str) -> list[lis
     ).wait()
     seen.append(list(made))
     wait_for_all(rank, size, store_path)  # gloo may still connect on the other rank
-    dist.destroy_process_group()
     return seen
 
 
