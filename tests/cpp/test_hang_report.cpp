@@ -29,7 +29,7 @@ TEST(report_names_every_pending_transfer_with_peer_key_tensors_and_age) {
   auto receive = post_receive(ranks[2], kAnySource, got, tagged(9));
   auto activation = ranks[2]->receive(1, {0, Direction::forward, 3, 0}, {}, nullptr);
   post_send(ranks[0], 2, parked, tagged(5));
-  const std::string text = report_with("that no receive asks for");
+  const std::string text = report_with("(tag 5) of 32 bytes, that no receive asks for");
   CHECK(has(text, "process " + std::to_string(::getpid())));
   CHECK(has(text, "send to rank 1 (tag 7): float32 [3000000] (12000000 bytes), for "));
   CHECK(has(text, "receive from any rank (tag 9): float32 [4] (16 bytes), for "));

@@ -156,7 +156,7 @@ TEST(failed_send_keeps_its_tensors_until_its_bytes_have_left) {
 
 TEST(parked_message_that_will_not_be_whole_is_an_error_and_not_a_wait) {
   CommunicatorOptions slow;
-  slow.emulation.bytes_per_s = 20e6;
+  slow.emulation.bytes_per_s = 2e6;
   auto ranks = connect_all(2, slow);
   Floats large = ramp(4000000), got(4), target(large.size());
   auto other = post_receive(ranks[1], 0, got, tagged(1));
