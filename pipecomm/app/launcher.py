@@ -32,6 +32,8 @@ _HOST = "127.0.0.1"
 _POLL_S = 0.05
 # A lost rank is noticed by its peers within 2 s; their own messages say more than ours.
 _GRACE_S = 2.5
+# More, while all that have ended name another: that one, the first cause, is still ending.
+_CAUSE_S = 15.0
 _TERMINATE_S = 1.0
 _READ_NBYTES = 1 << 16
 
@@ -80,11 +82,11 @@ def launch(
 ) -> Outcome:
     """Run `command` as ranks 0 to num_ranks - 1 until all have ended; none outlives this call.
 
-    A rank that fails or is killed ends the job: the others get 2.5 s to end by themselves, then
-    they are stopped. The outcome is that of the first cause: a rank that was killed, else one that
-    failed and did not report another as the reason (as all do that use pipecomm), else one that
-    ended with 0 and left them. SIGINT, SIGTERM and SIGHUP are passed on. Call it from the main
-    thread.
+    A rank that fails or is killed ends the job: the others get 2.5 s to end by themselves (17.5 s
+    while all that have ended name another as the reason), then they are stopped. The outcome is
+    that of the first cause: a rank that was killed, else one that failed and did not report another
+    as the reason (as all do that use pipecomm), else one that ended with 0 and left them. SIGINT,
+    SIGTERM and SIGHUP are passed on. Call it from the main thread.
     Raises ConfigError when the port is in use.
     """
     store = open_store(port)
@@ -182,12 +184,18 @@ class _Job:
         now_s = time.monotonic()
         if self.received is not None and self.kill_at_s is None:
             self._stop(self.received)
-        elif self.stop_at_s is not None and now_s > self.stop_at_s and self.kill_at_s is None:
+        elif self.kill_at_s is None and now_s > self._stops_at_s():
             left = ", ".join(map(str, self._left()))
             _say("pipecomm: ", f"stopping rank {left}: it does not end by itself")
             self._stop(signal.SIGTERM)
         elif self.kill_at_s is not None and now_s > self.kill_at_s:
             self._signal(signal.SIGKILL)
+
+    def _stops_at_s(self) -> float:
+        if self.stop_at_s is None:
+            return float("inf")
+        is_cause_left = self.followers.issuperset(self.ended_alone)
+        return self.stop_at_s + (_CAUSE_S if is_cause_left else 0.0)
 
     def kill(self) -> None:
         """End what is left at once, with all that it started; show what it still said. Once only:

@@ -96,6 +96,13 @@ def test_rank_that_ends_while_the_others_connect_is_named(way: str) -> None:
     assert (outcome.exit_code, "rank 2 of 3" in outcome.text) == (code, True), outcome.text
 
 
+def test_rank_that_needs_long_to_end_after_its_goodbye_is_named() -> None:
+    how = "import atexit, time; atexit.register(time.sleep, 5); return"
+    outcome = outcome_of(how, 1)
+    assert (outcome.exit_code, "rank 1 of 3" in outcome.text) == (1, True), outcome.text
+    assert WAYS["returns"][2] in outcome.text
+
+
 def test_survivor_that_wraps_the_error_is_not_named() -> None:
     outcome = outcome_of("sys.exit(3)", 2, call=WRAPPED)
     assert (outcome.exit_code, "rank 2 of 3" in outcome.text) == (3, True), outcome.text
