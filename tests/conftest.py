@@ -1,8 +1,11 @@
 """The order of the tests: long modules first, so that no worker is left with one at the end.
 
-And how slow the machine is, measured before the first."""
+How slow the machine is, measured before the first; and what modules of several rooms share.
+"""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -36,3 +39,12 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONG)))
+
+
+@pytest.fixture
+def fake_torch(tmp_path: Path) -> Path:
+    """The folder of a torch that has a version and nothing else."""
+    folder = tmp_path / "torch"
+    folder.mkdir()
+    (folder / "version.py").write_text("__version__ = '9.8.7+test'\n")
+    return folder

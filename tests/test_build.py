@@ -29,14 +29,6 @@ def setup_py() -> ModuleType:
     return module
 
 
-@pytest.fixture
-def fake_torch(tmp_path: Path) -> Path:
-    folder = tmp_path / "torch"
-    folder.mkdir()
-    (folder / "version.py").write_text("__version__ = '9.8.7+test'\n")
-    return folder
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

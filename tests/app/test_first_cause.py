@@ -12,9 +12,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from _pytest.mark import ParameterSet
 
 from pipecomm.app.launcher import Outcome, launch
 from tests.patience import patient
@@ -67,7 +67,7 @@ WAYS = {
 }
 
 
-def ways_and_causes(*ways: str) -> list[ParameterSet]:
+def ways_and_causes(*ways: str) -> list[Any]:
     """Every way in every rank; those are slow that are not the first of their way."""
     return [
         pytest.param(way, cause, marks=[] if cause == index % 3 else pytest.mark.slow)

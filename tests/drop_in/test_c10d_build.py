@@ -23,23 +23,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 CSRC = ROOT / "csrc"
 
 
-@pytest.fixture
-def fake_torch(tmp_path: Path) -> Path:
-    folder = tmp_path / "torch"
-    folder.mkdir()
-    (folder / "version.py").write_text("__version__ = '9.8.7+test'\n")
-    return folder
-
-
-def write_script(path: Path, text: str) -> Path:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return path
-
-
-# The module's name: torch, sources, Python
-
-
 def copy_sources(folder: Path) -> Path:
     copied = folder / "csrc"
     for path in CSRC.rglob("*.h"):

@@ -11,8 +11,7 @@ A backward that comes late stalls its stage: nothing else is there to do.
 
 from __future__ import annotations
 
-from pipecomm.schedule.action import Kind
-from pipecomm.schedule.builders.rows import Row, alternating, of_each
+from pipecomm.schedule.builders.rows import Row, one_stage
 from pipecomm.schedule.placement import Placement
 
 __all__ = ["row"]
@@ -20,9 +19,4 @@ __all__ = ["row"]
 
 def row(rank: int, placement: Placement, num_microbatches: int) -> Row:
     """The list of a rank that holds one stage: a warmup of P-1-k forwards on rank k."""
-    (stage,) = placement.stages_of(rank)
-    return alternating(
-        of_each(Kind.F, stage, num_microbatches),
-        of_each(Kind.B, stage, num_microbatches),
-        num_warmup=placement.num_ranks - 1 - rank,
-    )
+    return one_stage(rank, placement, num_microbatches, num_warmup=placement.num_ranks - 1 - rank)

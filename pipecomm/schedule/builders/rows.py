@@ -7,9 +7,10 @@ import numpy as np
 from pipecomm.errors import ConfigError
 from pipecomm.schedule.action import Kind
 from pipecomm.schedule.data import require_count
+from pipecomm.schedule.placement import Placement
 from pipecomm.schedule.ranks import ActionArray, action_array
 
-__all__ = ["Row", "Turns", "alternating", "check_batches", "of_each", "with_updates"]
+__all__ = ["Row", "Turns", "alternating", "check_batches", "of_each", "one_stage", "with_updates"]
 
 # The list of one rank.
 Row = ActionArray
@@ -27,6 +28,13 @@ def alternating(forwards: Row, backwards: Row, num_warmup: int) -> Row:
     steady = np.empty((2 * num_steady, 3), np.int32)
     steady[::2], steady[1::2] = forwards[num_warmup:], backwards[:num_steady]
     return np.concatenate([forwards[:num_warmup], steady, backwards[num_steady:]])
+
+
+def one_stage(rank: int, placement: Placement, num_microbatches: int, num_warmup: int) -> Row:
+    """alternating(), with whole backwards, for the one stage that the rank holds."""
+    (stage,) = placement.stages_of(rank)
+    forwards, backwards = (of_each(kind, stage, num_microbatches) for kind in (Kind.F, Kind.B))
+    return alternating(forwards, backwards, num_warmup)
 
 
 def with_updates(row: Row, every: int) -> Row:

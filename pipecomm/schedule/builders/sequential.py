@@ -11,8 +11,7 @@ The least memory of all, and P times the time of one rank's work.
 
 from __future__ import annotations
 
-from pipecomm.schedule.action import Kind
-from pipecomm.schedule.builders.rows import Row, alternating, of_each
+from pipecomm.schedule.builders.rows import Row, one_stage
 from pipecomm.schedule.placement import Placement
 
 __all__ = ["row"]
@@ -20,9 +19,4 @@ __all__ = ["row"]
 
 def row(rank: int, placement: Placement, num_microbatches: int) -> Row:
     """The list of a rank that holds one stage: no warmup at all."""
-    (stage,) = placement.stages_of(rank)
-    return alternating(
-        of_each(Kind.F, stage, num_microbatches),
-        of_each(Kind.B, stage, num_microbatches),
-        num_warmup=0,
-    )
+    return one_stage(rank, placement, num_microbatches, num_warmup=0)
