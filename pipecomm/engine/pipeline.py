@@ -6,7 +6,6 @@ Knows links (messages between ranks), not how their bytes travel.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +29,11 @@ from pipecomm.engine.grad_norm import clip_grad_norm
 from pipecomm.engine.loss import LossFn, Reduction, StepLoss, loss_weights
 from pipecomm.engine.microbatch import Microbatches, split_step
 from pipecomm.engine.plan import Plan, check_schedule, evaluation_plan, training_plan
+from pipecomm.engine.result import StepResult
 from pipecomm.engine.section import Sections
 from pipecomm.engine.shared_parameters import counted_elsewhere
 from pipecomm.engine.split_backward import OpenBackward
 from pipecomm.engine.stage import Stage
-from pipecomm.engine.stats import StepStats
 from pipecomm.engine.step import Step
 from pipecomm.engine.updates import (
     StageUpdates,
@@ -52,15 +51,6 @@ if TYPE_CHECKING:
     from pipecomm.memory.pool import MemoryPool
 
 __all__ = ["Pipeline", "StepResult"]
-
-
-@dataclass
-class StepResult:
-    """`loss` and `outputs` (a list, one per microbatch, detached) exist where the last stage is."""
-
-    loss: float | None
-    outputs: list[Any] | None
-    stats: StepStats
 
 
 class Pipeline:
@@ -337,7 +327,7 @@ class Pipeline:
             running.append(step)
             step.run()
             step.drain()
-            return StepResult(loss.total(), loss.outputs(), step.stats)
+            return StepResult(loss.total(), loss.outputs(), step.record)
 
     def _begin(self, plan: Plan, optimizer: UpdatesWeights | None) -> Mapping[int, StageUpdates]:
         """What lasts longer than a training step is told that one begins; gives the updates."""
