@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import socket
 import time
 import weakref
 from dataclasses import dataclass
@@ -12,7 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Live", "SleepingStage", "Times", "use_fine_timers"]
+from pipecomm.schedule import Schedule
+
+__all__ = [
+    "NBYTES",
+    "TIMES",
+    "Live",
+    "SleepingStage",
+    "Times",
+    "data",
+    "free_port",
+    "stages_of",
+    "use_fine_timers",
+]
 
 _PR_SET_TIMERSLACK = 29
 
@@ -32,6 +45,13 @@ class Times:
     def per_part(self, parts: int) -> Times:
         """Of a stage cut into equal parts."""
         return Times(self.forward_s / parts, self.input_s / parts, self.weight_s / parts)
+
+
+# Of a rank's stages together.
+TIMES = Times(10e-3, 10e-3, 10e-3)
+# 256 KiB a microbatch.
+ROWS, WIDTH = 4096, 16
+NBYTES = 4 * ROWS * WIDTH
 
 
 def use_fine_timers() -> None:
@@ -121,3 +141,24 @@ class SleepingStage(nn.Module):
 
 def _sleep_until(end_s: float) -> None:
     time.sleep(max(0.0, end_s - time.monotonic()))
+
+
+def stages_of(schedule: Schedule, rank: int, live: Live | None = None) -> list[SleepingStage]:
+    """Those of a rank, which share its time."""
+    own = schedule.placement.stages_of(rank)
+    times = TIMES.per_part(len(own))
+    return [SleepingStage(WIDTH, times, live, seed=index) for index in own]
+
+
+def data(num_microbatches: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of a step."""
+    generator = torch.Generator().manual_seed(9)
+    rows = (num_microbatches * ROWS, WIDTH)
+    return torch.rand(rows, generator=generator), torch.rand(rows, generator=generator)
+
+
+def free_port() -> int:
+    """A port of this host that nobody listens at."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from _harness import Timing, add_options, measure, report
-from _sleeping import Live, SleepingStage, Times, use_fine_timers
+from _sleeping import TIMES, Live, data, free_port, stages_of, use_fine_timers
 from torch import Tensor, nn
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -37,9 +37,6 @@ from pipecomm.engine.stats import StepStats
 from pipecomm.schedule import Action, Costs, Kind, Schedule, build
 from pipecomm.schedule.memory import peak_per_rank
 
-# 256 KiB a microbatch.
-ROWS, WIDTH = 4096, 16
-TIMES = Times(10e-3, 10e-3, 10e-3)
 SIZES = ((4, 8), (4, 16), (8, 32))
 NAMES = (
     *("sequential", "gpipe", "1f1b", "eager-1f1b", "interleaved", "looped-bfs"),
@@ -107,18 +104,6 @@ def schedule_of(name: str, num_ranks: int, num_microbatches: int) -> Schedule:
 def nominal(parts: int) -> Costs:
     times = TIMES.per_part(parts)
     return Costs(times.forward_s, times.backward_s, backward_weight_s=times.weight_s)
-
-
-def stages_of(schedule: Schedule, rank: int, live: Live | None = None) -> list[SleepingStage]:
-    own = schedule.placement.stages_of(rank)
-    times = TIMES.per_part(len(own))
-    return [SleepingStage(WIDTH, times, live, seed=index) for index in own]
-
-
-def data(num_microbatches: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(9)
-    rows = (num_microbatches * ROWS, WIDTH)
-    return torch.rand(rows, generator=generator), torch.rand(rows, generator=generator)
 
 
 def torchs_step(schedule: Schedule, rank: int, inputs: Tensor, targets: Tensor) -> Step:
@@ -301,14 +286,6 @@ def run(rank: int, size: int, port: int, options: argparse.Namespace) -> None:
         torch.save(rows, Path(options.folder) / f"{size}.pt")
     dist.barrier()
     dist.destroy_process_group()
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def main() -> None:
