@@ -19,6 +19,7 @@ from torch import Tensor
 from pipecomm.codecs.policy import BoundaryCodec
 from pipecomm.direction import Direction
 from pipecomm.engine.loss import StepLoss
+from pipecomm.engine.marks import Marks
 from pipecomm.engine.microbatch import Microbatches
 from pipecomm.engine.pace import Pace
 from pipecomm.engine.plan import Plan
@@ -69,6 +70,7 @@ class Step:
         self._updates = updates or {}
         # As many as the sends that may be open where that is bounded.
         self._pace = Pace(device, 2 * plan.placement.num_stages)
+        self._marks = Marks(device)
         self._receives: dict[_Key, Transfer] = {}
         self._handed_over: dict[_Key, list[Tensor | None]] = {}
         self._to_send: dict[_Key, Sequence[Tensor | None]] = {}
@@ -100,7 +102,8 @@ class Step:
                 stack.enter_context(stage.step(trains=self._plan.trains, splits=self._plan.splits))
             for action in self._plan.actions:
                 self.current = action
-                carry_out[action.kind](action)
+                with self._marks.of(action):
+                    carry_out[action.kind](action)
         self.current = None
         self.record.step_s += time.monotonic() - start_s
 
@@ -223,7 +226,8 @@ class Step:
     def _wait(self, lane: str, action: Action, transfer: Transfer) -> list[Tensor | None]:
         was_done = transfer.is_done
         start_s = time.monotonic()
-        tensors = transfer.wait()
+        with self._marks.of(f"wait {lane} {action.stage}"):
+            tensors = transfer.wait()
         waited_s = None if was_done else (start_s, time.monotonic())
         self.record.add_transfer(lane, action, transfer, waited_s)
         return tensors
