@@ -46,10 +46,10 @@ class Supply {
  private:
   BlockNode* obtain_by_remap(std::size_t nbytes, std::size_t peak_nbytes);
   BlockNode* obtain_by_segments(std::size_t nbytes, bool may_wait);
-  bool gather(std::size_t nbytes, std::size_t granule_nbytes, const Place& place);
+  bool gather(std::size_t nbytes, std::size_t granule_nbytes, const GrowthPoint& point);
   bool add_fresh(std::size_t nbytes, SegmentClass segment_class, std::byte* wanted);
   bool grow_by_segment(std::size_t nbytes, SegmentClass segment_class);
-  Place place_for(std::size_t nbytes, SegmentClass segment_class, std::size_t granule_nbytes) const;
+  GrowthPoint growth_point(std::size_t nbytes, SegmentClass segment_class, std::size_t granule_nbytes) const;
   std::size_t coarse_granule_nbytes() const;
   std::size_t room_nbytes() const;
   std::size_t release(const std::vector<Piece>& pieces);
