@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pipecomm.codecs.codec import Codec
 from pipecomm.errors import ConfigError
+from pipecomm.settings import MIN_NBYTES
 
 __all__ = ["AUTO", "BoundaryCodec", "CodecPolicy", "Codecs", "codec_for_speed"]
 
@@ -38,7 +39,7 @@ class CodecPolicy:
         boundaries: those that use `codec`; the others stay raw. Default: all.
         keep_ends_raw: the first and the last boundary stay raw.
         warmup_steps: training steps at the start that stay raw.
-        min_nbytes: smaller tensors stay raw.
+        min_nbytes: smaller tensors stay raw. Default: 4096.
         guard_every: steps between two measurements of the relative L2 error; 0 = none.
         guard_limit: a boundary whose error is above it goes back to raw for good, with a warning.
 
@@ -49,7 +50,7 @@ class CodecPolicy:
     boundaries: Collection[int] | None = None
     keep_ends_raw: bool = False
     warmup_steps: int = 0
-    min_nbytes: int = 1024
+    min_nbytes: int = MIN_NBYTES.default
     guard_every: int = 0
     guard_limit: float = 0.3
 

@@ -59,7 +59,7 @@ class BackendOptions:
         codec: for messages to higher ranks (activations). Default: PIPECOMM_CODEC or "raw".
         grad_codec: for messages to lower ranks (activation gradients).
             Default: PIPECOMM_GRAD_CODEC or "raw".
-        min_nbytes: smaller tensors are never quantized. Default: PIPECOMM_MIN_NBYTES or 65536.
+        min_nbytes: smaller tensors are never quantized. Default: PIPECOMM_MIN_NBYTES or 4096.
         inner: the backends that run the collectives: "gloo" or "nccl" for all tensors, or one
             for each device, as "cpu:gloo,cuda:nccl". That is the default where torch has NCCL,
             "gloo" elsewhere. Calls without tensors (barrier) are those of the "cpu" one's.
