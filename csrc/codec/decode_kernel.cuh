@@ -7,7 +7,7 @@
 
 namespace pipecomm {
 
-// What a code stands for: computed, or looked up where each lane wants another of 16 numbers.
+// What a code stands for: computed, or looked up where each lane wants a different one of 16 numbers.
 template <class Rule>
 struct Levels {
   __device__ explicit Levels(const float*) {}
@@ -42,7 +42,7 @@ __device__ inline void fill_table(float (&table)[16]) {
   __syncthreads();
 }
 
-// A group that its row's end cuts short: a value after the other, the spikes by the lanes that wrote there before.
+// A group that its row's end cuts short: one value after the other, the spikes by the lanes that wrote there before.
 template <typename T, class Rule, int kLanes, bool kHasSpikes>
 __device__ inline void decode_part(const RunLayout& run, const unsigned char* wire, std::int64_t index,
                                    const Group& group, int lane, const Levels<Rule>& levels, float scale, float zero,

@@ -13,7 +13,7 @@ namespace {
 constexpr std::size_t kMaxSmallNbytes = std::size_t{1} << 20;
 constexpr std::size_t kMinGrowthNbytes = std::size_t{2} << 20;
 constexpr std::size_t kMaxGrowthNbytes = std::size_t{64} << 20;
-// Share of the most in use that may lie idle before free granules are moved instead of taking fresh memory.
+// Share of the peak in use that may lie idle before free granules are moved instead of taking fresh memory.
 constexpr std::size_t kSlackShare = 48;
 // Moving granules smaller than this part of the pool would leave it in too many mappings.
 constexpr std::size_t kMaxGranules = 8192;

@@ -12,7 +12,7 @@
 
 namespace pipecomm {
 
-// Under the pool's lock. What is held from upstream stays within a 48th (and 2 MiB of either class) of the most that
+// Under the pool's lock. What is held from upstream stays within 1/48 (and 2 MiB of either class) of the most that
 // has been in use at once, as long as upstream can move free granules together; those of blocks in use never move.
 class Supply {
  public:

@@ -45,7 +45,7 @@ void SlotEnd::check() const {
   if (const auto error = last_.error()) throw Error(*error);
 }
 
-// The peer may still set the counter to less, so that once is not enough.
+// The peer may still set the counter to less, so once is not enough.
 void SlotEnd::let_go() {
   if (end_ > 0) release_->now();
   for (const Event end = end_ > 0 ? record_quietly() : Event{}; !end.is_ready();) {

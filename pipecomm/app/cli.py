@@ -33,7 +33,7 @@ _COMPARED_CODECS = ("int4", "int8")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; argv without the program's name, default sys.argv[1:]. Gives the exit code.
+    """Run one command and return its exit code; argv (default: sys.argv[1:]) without the program.
 
     Wrong arguments raise SystemExit(2), as argparse does.
     """

@@ -22,7 +22,7 @@ _RAW = Codec("raw")
 Codecs: TypeAlias = "str | Codec | Sequence[str | Codec] | CodecPolicy"
 _log = logging.getLogger("pipecomm")
 # Bytes per second of a link that a codec does not help: what one does on one core. A busy machine
-# makes links look slower, so that "auto" takes a codec only from a margin below on.
+# makes links look slower, so "auto" takes a codec only by a margin below it.
 _FAST_LINK = 2e9
 _SURELY_SLOW = 0.75
 
@@ -43,7 +43,7 @@ class CodecPolicy:
         guard_every: steps between two measurements of the relative L2 error; 0 = none.
         guard_limit: a boundary whose error is above it goes back to raw for good, with a warning.
 
-    Raises ConfigError for a name that is not known and for a number that cannot be.
+    Raises ConfigError for an unknown name and for a number out of range.
     """
 
     codec: str | Codec | Sequence[str | Codec] = "raw"
@@ -120,7 +120,7 @@ def _canonical_name(codec: str | Codec) -> str:
 def codec_for_speed(bytes_per_s: float) -> Codec:
     """What "auto" takes for a boundary: 8 bits where a codec surely gains, else raw.
 
-    Fewer bits cost accuracy (docs/codecs.md), so that they have to be asked for.
+    Fewer bits cost accuracy (docs/codecs.md), so they have to be asked for.
     """
     return Codec("int8") if bytes_per_s < _SURELY_SLOW * _FAST_LINK else _RAW
 

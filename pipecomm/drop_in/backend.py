@@ -136,7 +136,7 @@ def _is_positive(time: object) -> bool:
 
 
 def register() -> None:
-    """Make "pipecomm" a name init_process_group and new_group know. Can be called again.
+    """Make "pipecomm" a name that init_process_group and new_group know. Can be called again.
 
     Environment variables are then checked before its ranks connect through them. With
     PIPECOMM_AUTOLOAD=1 pipecomm also takes gloo's place.
@@ -201,7 +201,7 @@ def _create(group: Any, options: Any) -> Any:
     inner_names = _parse_inner(options.inner)
     made = {}
     if communicator is None and _GLOO in inner_names.values():
-        # Made now, by all ranks: a send or receive is no occasion that all of them reach. NCCL
+        # Made now, by all ranks: not all of them reach every send or receive. NCCL
         # needs none: it connects two ranks when these send and receive.
         made[_GLOO] = _INNER_BACKENDS[_GLOO](members, timeout)
     return make_backend(

@@ -352,7 +352,7 @@ class Pipeline:
         self, data: Microbatches, plan: Plan, divisor: float | Tensor | None, return_outputs: bool
     ) -> StepLoss:
         has_last = any(stage.is_last for stage in self._stages.values())
-        # Elsewhere nobody needs to wait for a device's divisor.
+        # Elsewhere no rank needs to wait for a divisor on a device.
         weights = loss_weights(
             data, self._loss_reduction, divisor if has_last else None, plan.updates
         )

@@ -176,7 +176,7 @@ void Receiver::deliver(const InMessagePtr& message) {
       if (message->parts[i].block) delivery_.copy(*message, i);
     }
     in_slots_.note_last_use(*message);
-  } catch (const Error& error) {  // nobody else knows of this receive any more
+  } catch (const Error& error) {  // nobody else knows of this receive by now
     return reject(*message, error);
   }
   receive->received = std::move(message->parts);
