@@ -13,7 +13,7 @@ ADVICE = (
 
 
 def why_not_addressable(tensor: Tensor) -> str | None:
-    """What `tensor` is, if its elements are not to be had at its data_ptr(); else None.
+    """What `tensor` is, if its elements do not lie at its data_ptr(); else None.
 
     Subclasses may change what operations do to their memory, not what their memory means:
     Parameter passes, and with it every class that leaves __torch_dispatch__ alone.

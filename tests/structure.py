@@ -70,7 +70,7 @@ PYTHON_ROOMS = {
     "outcome": {"errors", "settings"},
     "direction": set(),
     "schedule": {"errors", "direction", "_native"},
-    "codecs": {"errors", "_native", "addressable"},
+    "codecs": {"errors", "_native", "settings", "addressable"},
     "memory": {"errors", "_native", "device"},
     "replay": {"errors", "_native", "memory", "schedule"},
     "links": {

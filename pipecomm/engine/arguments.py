@@ -33,7 +33,7 @@ def chunks_of(stage: Any) -> list[nn.Module]:
 
 
 def check_arguments(loss_fn: Any, loss_reduction: Any, timeout_s: Any) -> None:
-    """Raise ConfigError for what is of no use whatever the stages are."""
+    """Raise ConfigError for what is wrong whatever the stages are."""
     if loss_fn is not None and not callable(loss_fn):
         raise ConfigError(f"expected a function as loss_fn; got {loss_fn!r}")
     if loss_reduction not in get_args(Reduction):

@@ -1,4 +1,4 @@
-"""Connects a rank to the others of its pipeline, and chooses with them what crosses as what."""
+"""Connects a rank to the others of its pipeline; together they choose each boundary's codec."""
 
 from __future__ import annotations
 

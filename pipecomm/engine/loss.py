@@ -125,7 +125,7 @@ class LossRule:
         keep_outputs: bool,
     ) -> StepLoss:
         """`updates`: the last microbatch of each within the step. `is_here`: the last stage."""
-        # Elsewhere nobody needs to wait for a device's divisor.
+        # Elsewhere no rank needs to wait for a divisor on a device.
         weights = loss_weights(data, self.reduction, divisor if is_here else None, updates)
         return StepLoss(
             self.loss_fn,

@@ -98,7 +98,7 @@ def _exchange(text: str, gather: Gather) -> list[str]:
 
 
 def fingerprint(tensor: Tensor | None) -> int | None:
-    """A number of all bits and their places, whatever device they are on."""
+    """A number that depends on every bit and its position, whatever the device."""
     if tensor is None:
         return None
     flat = local_part(tensor.detach())[0].reshape(-1)

@@ -18,7 +18,7 @@ from tests.patience import patient
 
 PACKAGE = Path(doctor.__file__).resolve().parent.parent
 EXTENSION_PARTS = {"extension", "codecs", "torch half", "backend", "path to peers on this host"}
-# An editable install would lend the copy its extension.
+# An editable install would give the copy its extension.
 DOCTOR_OF_THE_COPY = """
 import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder)]
