@@ -20,7 +20,7 @@ ARCHS = ("sm_80", "sm_90")
 _FLOATS = {"f16", "f16x2", "bf16", "bf16x2", "f32", "f64"}
 _INSTRUCTION = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z]\w*(?:\.\w+)+)\s", re.MULTILINE)
 _KERNEL = re.compile(
-    r"(en|de)code_kernelI(f|NS_\d+[A-Z]\w+?E)NS_\d+(\w+?)RuleELi(\d+)ELi(\d+)ELb(\d)"
+    r"(en|de)code_kernelI(f|NS_\d+[A-Z]\w+?E)NS_\d+(\w+?)Rule(?:ILi(\d+)EE)?ELi(\d+)ELi(\d+)ELb(\d)"
 )
 _USAGE = re.compile(
     r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
@@ -96,9 +96,9 @@ def kernel_name(symbol: str) -> str | None:
     match = _KERNEL.search(symbol)
     if match is None:
         return None
-    way, dtype, rule, group, unit, has_spikes = match.groups()
+    way, dtype, rule, bits, group, unit, has_spikes = match.groups()
     dtype = "Fp32" if dtype == "f" else re.sub(r"NS_\d+(\w+)E", r"\1", dtype)
-    return f"{way}code {dtype} {rule} {group}/{unit}{'+' * int(has_spikes)}"
+    return f"{way}code {dtype} {rule}{bits or ''} {group}/{unit}{'+' * int(has_spikes)}"
 
 
 def read_usage(text: str) -> dict[str, Usage]:

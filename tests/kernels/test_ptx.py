@@ -65,6 +65,20 @@ def test_usage_is_read_by_kernel() -> None:
     assert ptx.spilling(table) == ["encode Bf16 Int4 32/64+: 64 16 12 1024"]
 
 
+def test_kernels_of_all_rules_are_named() -> None:
+    name = "_ZN8pipecomm13decode_kernelI{}NS_{}ELi64ELi64ELb0EEEvNS_9RunLayoutEPKhPT_"
+    names = [
+        ("f", "13SymmetricRuleILi4EE"),
+        ("NS_4Fp16E", "7Nf4Rule"),
+        ("f", "13SymmetricRuleILi8EE"),
+    ]
+    assert [ptx.kernel_name(name.format(*words)) for words in names] == [
+        "decode Fp32 Symmetric4 64/64",
+        "decode Fp16 Nf4 64/64",
+        "decode Fp32 Symmetric8 64/64",
+    ]
+
+
 def test_table_that_changed_is_told_by_kernel_with_both() -> None:
     golden = {"a": Usage(40, 0, 0, 0), "b": Usage(40, 0, 0, 0), "c": Usage(1, 0, 0, 0)}
     now = {"a": Usage(40, 0, 0, 0), "b": Usage(41, 0, 0, 0), "d": Usage(1, 0, 0, 0)}
@@ -84,6 +98,7 @@ def test_golden_table_is_of_every_kernel_and_has_no_spills() -> None:
         ptx.ARCHS, NUM_KERNELS
     )
     assert [line for table in tables.values() for line in ptx.spilling(table)] == []
+    assert not any(name.startswith("_Z") for table in tables.values() for name in table)
 
 
 @pytest.mark.slow
