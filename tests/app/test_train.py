@@ -140,6 +140,15 @@ def test_json_of_four_ranks_is_one_document_and_all_else_is_on_stderr(tmp_path: 
         assert 0 <= run_["exposed_comm_s"] <= run_["step_s"]
 
 
+def test_schedule_that_was_chosen_is_named(tmp_path: Path) -> None:
+    words = ["--schedule=auto", "--stages=3", "--steps=4", "--json"]
+    code, stdout, stderr = run(tmp_path, command(*words))
+    assert code == 0, stderr
+    (result,) = json.loads(stdout)["runs"]
+    # Whatever this machine's times make the best of those that keep no more than 1F1B.
+    assert result["schedule"] in ("1f1b", "zb-h1", "planned")
+
+
 def test_trainings_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
     words = command("--steps=3", "--json", "--stages=1", "--out")
     with contextlib.ExitStack() as stack:
