@@ -48,7 +48,7 @@ class Times:
 
 
 # Of a rank's stages together.
-TIMES = Times(10e-3, 10e-3, 10e-3)
+TIMES = Times(20e-3, 20e-3, 20e-3)
 # 256 KiB a microbatch.
 ROWS, WIDTH = 4096, 16
 NBYTES = 4 * ROWS * WIDTH
@@ -143,11 +143,13 @@ def _sleep_until(end_s: float) -> None:
     time.sleep(max(0.0, end_s - time.monotonic()))
 
 
-def stages_of(schedule: Schedule, rank: int, live: Live | None = None) -> list[SleepingStage]:
+def stages_of(
+    schedule: Schedule, rank: int, live: Live | None = None, times: Times = TIMES
+) -> list[SleepingStage]:
     """Those of a rank, which share its time."""
     own = schedule.placement.stages_of(rank)
-    times = TIMES.per_part(len(own))
-    return [SleepingStage(WIDTH, times, live, seed=index) for index in own]
+    part = times.per_part(len(own))
+    return [SleepingStage(WIDTH, part, live, seed=index) for index in own]
 
 
 def data(num_microbatches: int) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,8 @@ Stages sleep, so that two cores stand for many devices; a message has 256 KiB. `
 of the schedule's lists with the nominal times and nothing else; `predicted` is the same walk with
 what was measured in the run: what an action takes, what Python takes between two, and how long a
 message is on its way until who waits for it goes on. `lost` says, in percent of the theory, what
-each of them adds when they are put into the walk one after the other.
+each of them adds when they are put into the walk one after the other. `bubble_ms` is what the step
+takes beyond a rank's own work, `idle_ms` the part of it between a rank's first action and its last.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class Measured:
 
     action_s: dict[tuple[Kind, int], list[float]]
     between_s: float
+    # Between the rank's first action and its last, without any.
+    idle_s: float
     # From when to when a message was sent: (direction, stage that takes it, microbatch).
     sent_s: dict[tuple[str, int, int], float]
     # When it had arrived, and when who waited for it went on.
@@ -68,14 +71,13 @@ class Measured:
 def measured(stats: StepStats) -> Measured:
     action_s: dict[tuple[Kind, int], list[float]] = {}
     sent_s, arrived_s = {}, {}
-    num_actions = 0
+    computed = [event for event in stats.events if event.lane == "compute"]
     for event in stats.events:
         seconds = event.end_s - event.start_s
         direction, stage = event.args["direction"], event.args["stage"]
         key = (direction, stage, event.args["microbatch"])
         if event.lane == "compute":
             action_s.setdefault(Action.parse(event.name)[:2], []).append(seconds)
-            num_actions += 1
         elif event.lane == "send":
             taker = stage + 1 if direction == "forward" else stage - 1
             sent_s[direction, taker, event.args["microbatch"]] = event.start_s
@@ -87,8 +89,9 @@ def measured(stats: StepStats) -> Measured:
             began_s, went_on_s = arrived_s[key]
             # Of messages that were there before somebody waited, nothing was lost.
             arrived_s[key] = (max(began_s, event.end_s), went_on_s)
-    between_s = (stats.step_s - stats.compute_s - stats.wait_s) / max(num_actions, 1)
-    return Measured(action_s, between_s, sent_s, arrived_s)
+    between_s = (stats.step_s - stats.compute_s - stats.wait_s) / len(computed)
+    idle_s = computed[-1].end_s - computed[0].start_s - stats.compute_s
+    return Measured(action_s, between_s, idle_s, sent_s, arrived_s)
 
 
 def parts_of(name: str) -> int:
@@ -190,7 +193,8 @@ def row_of(
         "predicted_ratio": round(predicted_s / step_s, 4),
         **lost,
         "torch_utilization": round(theory_s / torch_s, 4) if torch_s else None,
-        "bubble": round(1 - ideal_s(schedule) / step_s, 4),
+        "bubble_ms": (step_s - ideal_s(schedule)) * 1e3,
+        "idle_ms": statistics.fmean(step.idle_s for of_rank in found for step in of_rank) * 1e3,
         "peaks": " ".join(map(str, peaks)),
         "checked_peaks": " ".join(map(str, expected)),
     }

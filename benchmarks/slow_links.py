@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from _harness import Timing, add_options, measure, report
-from _sleeping import NBYTES, TIMES, Live, data, free_port, stages_of, use_fine_timers
+from _sleeping import NBYTES, Live, Times, data, free_port, stages_of, use_fine_timers
 from torch import nn
 
 import pipecomm
@@ -28,6 +28,7 @@ LINKS = {
     "200 Mbit/s": pipecomm.LinkEmulation(mbps=200),
 }
 SIZES = ((4, 8), (8, 16))
+TIMES = Times(10e-3, 10e-3, 10e-3)
 
 
 def costs_of(link: pipecomm.LinkEmulation) -> Costs:
@@ -55,7 +56,7 @@ def measured(name: str, size: int, count: int, link: str, rounds: int) -> dict[s
     inputs, targets = data(count)
     losses: list[float | None] = []
     with pipecomm.Pipeline(
-        list(stages_of(schedule, dist.get_rank(), live)),
+        list(stages_of(schedule, dist.get_rank(), live, TIMES)),
         schedule=schedule,
         loss_fn=nn.functional.mse_loss,
         emulation=LINKS[link],
