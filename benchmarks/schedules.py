@@ -25,8 +25,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from _harness import Timing, add_options, measure, report
-from _sleeping import TIMES, Live, data, free_port, stages_of, use_fine_timers
+from _harness import Timing, add_options, report
+from _sleeping import TIMES, Live, data, free_port, measure_together, stages_of, use_fine_timers
 from torch import Tensor, nn
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -291,7 +291,7 @@ def run(rank: int, size: int, port: int, options: argparse.Namespace) -> None:
         for name in options.schedules:
             schedule = schedule_of(name, size, count)
             case = Case(schedule, rank)
-            timings = measure(case.steps, options.rounds, warmup=1)
+            timings = measure_together(case.steps, options.rounds)
             rows.append(case.row(timings))
             case.close()
     if rank == 0:

@@ -15,8 +15,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from _harness import Timing, add_options, measure, report
-from _sleeping import NBYTES, Live, Times, data, free_port, stages_of, use_fine_timers
+from _harness import Timing, add_options, report
+from _sleeping import (
+    NBYTES,
+    Live,
+    Times,
+    data,
+    free_port,
+    measure_together,
+    stages_of,
+    use_fine_timers,
+)
 from torch import nn
 
 import pipecomm
@@ -62,7 +71,7 @@ def measured(name: str, size: int, count: int, link: str, rounds: int) -> dict[s
         emulation=LINKS[link],
     ) as pipeline:
         steps = {name: lambda: losses.append(pipeline.train_step(inputs, targets).loss)}
-        timing: Timing = measure(steps, rounds)[name]
+        timing: Timing = measure_together(steps, rounds)[name]
     peaks = [0] * size
     dist.all_gather_object(peaks, live.peak)
     predicted_s = schedule.simulate(costs).step_s
