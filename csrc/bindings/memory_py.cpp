@@ -3,6 +3,7 @@
 
 #include "bindings/bindings.h"
 #include "memory/block.h"
+#include "memory/device_memory.h"
 #include "memory/trace.h"
 #include "python/gil.h"
 
@@ -74,6 +75,23 @@ void set_exhausted(Pool& pool, const py::object& callback) {
   pool.set_exhausted(std::move(exhausted));
 }
 
+// `callback()` is called by whichever thread when a device has no memory left.
+void set_ask(const py::object& callback) {
+  const std::shared_ptr<py::object> shared = share_object(callback);
+  const auto ask = [shared] {
+    if (!Py_IsInitialized()) return false;
+    const py::gil_scoped_acquire gil;
+    try {
+      (*shared)();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("pipecomm's call for memory");
+      return false;
+    }
+    return true;
+  };
+  without_gil([&] { set_memory_ask(ask); });
+}
+
 // The events noted so far, as int64 pairs (address, bytes or -1 for a free).
 py::bytes take_events(TraceRecorder& recorder) {
   const std::vector<TraceEvent> events = recorder.take();
@@ -92,6 +110,9 @@ void register_memory(py::module_& module) {
       .def_property_readonly("address",
                              [](const Block& block) { return reinterpret_cast<std::uintptr_t>(block.data()); })
       .def_property_readonly("nbytes", &Block::nbytes);
+
+  module.def("set_memory_ask", &set_ask, py::arg("callback"),
+             "Called by any thread when a device has no memory left: what others keep of it is to be given back.");
 
   py::class_<TraceRecorder, std::shared_ptr<TraceRecorder>>(module, "TraceRecorder")
       .def(py::init<>())
