@@ -102,6 +102,20 @@ py::buffer_info buffer_of(const Block& block) {
   return py::buffer_info(static_cast<std::uint8_t*>(block.data()), static_cast<py::ssize_t>(block.nbytes()));
 }
 
+void register_functions(py::module_& module) {
+  module.def("set_memory_ask", &set_ask, py::arg("callback"),
+             "Called by any thread when a device has no memory left: what others keep of it is to be given back.");
+  module.def("set_thread_tag", &Pool::set_thread_tag, py::arg("tag"));
+  module.def("num_tags", [] { return Pool::kNumTags; });
+  module.def("make_host_pool", &make_host_pool, py::arg("limit_nbytes") = 0);
+  module.def(
+      "make_lazy_pool",
+      [](std::size_t capacity_nbytes, std::size_t limit_nbytes) {
+        return std::make_shared<Pool>(make_lazy_upstream(capacity_nbytes), limit_nbytes);
+      },
+      py::arg("capacity_nbytes") = 0, py::arg("limit_nbytes") = 0);
+}
+
 }  // namespace
 
 void register_memory(py::module_& module) {
@@ -110,9 +124,6 @@ void register_memory(py::module_& module) {
       .def_property_readonly("address",
                              [](const Block& block) { return reinterpret_cast<std::uintptr_t>(block.data()); })
       .def_property_readonly("nbytes", &Block::nbytes);
-
-  module.def("set_memory_ask", &set_ask, py::arg("callback"),
-             "Called by any thread when a device has no memory left: what others keep of it is to be given back.");
 
   py::class_<TraceRecorder, std::shared_ptr<TraceRecorder>>(module, "TraceRecorder")
       .def(py::init<>())
@@ -135,15 +146,7 @@ void register_memory(py::module_& module) {
       .def("set_recorder", &Pool::set_recorder, py::arg("recorder"))
       .def_property("limit_nbytes", &Pool::limit_nbytes, &Pool::set_limit_nbytes);
 
-  module.def("set_thread_tag", &Pool::set_thread_tag, py::arg("tag"));
-  module.def("num_tags", [] { return Pool::kNumTags; });
-  module.def("make_host_pool", &make_host_pool, py::arg("limit_nbytes") = 0);
-  module.def(
-      "make_lazy_pool",
-      [](std::size_t capacity_nbytes, std::size_t limit_nbytes) {
-        return std::make_shared<Pool>(make_lazy_upstream(capacity_nbytes), limit_nbytes);
-      },
-      py::arg("capacity_nbytes") = 0, py::arg("limit_nbytes") = 0);
+  register_functions(module);
 }
 
 }  // namespace pipecomm
