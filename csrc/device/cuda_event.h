@@ -33,7 +33,7 @@ Event last_cuda_event(int device_index, CounterPoint point, std::weak_ptr<Marked
 void mark_cuda_event(const std::weak_ptr<Event::State>& state, cudaStream_t stream);
 // Before a stream's lock is taken: block() then takes no other one's.
 void prepare_cuda_event(const Event& event);
-// The same without an event of CUDA: a stream that is made to wait for it waits for the counter, and CUDA does not know
+// The same without a CUDA event: a stream that is made to wait for it waits for the counter, and CUDA does not know
 // of that order ("CUDA tasks that are ... ordered by this API should also have that order expressed with CUDA-visible
 // dependencies such as events", cuStreamWaitValue64). For what hosts alone wait for.
 Event counted_cuda_event(int device_index, CounterPoint point);

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from pipecomm.app.rank import Place
+from pipecomm.app.rank import JobRank
 from pipecomm.app.train import TrainOptions, _by_boundary, _choose_link, _learning_rate
 from pipecomm.links.link import LinkEmulation
 from pipecomm.schedule import Placement
@@ -114,6 +114,8 @@ def check_files(files: Sequence[Path]) -> None:
 
 def test_json_of_four_ranks_is_one_document_and_all_else_is_on_stderr(tmp_path: Path) -> None:
     words = ["--compare", "--stages=4", "--steps=8", "--json", "--learning-rate=0.01"]
+    # Messages of 4 KiB, the smallest that are encoded.
+    words.append("--sequence-length=64")
     # Every rank warns on stdout and on stderr.
     (tmp_path / "warning").mkdir()
     (tmp_path / "warning" / "sitecustomize.py").write_text(
@@ -129,12 +131,24 @@ def test_json_of_four_ranks_is_one_document_and_all_else_is_on_stderr(tmp_path: 
     assert raw["first_loss"] == pytest.approx(quantized["first_loss"], rel=0.01)
     assert raw["train_loss"] < raw["first_loss"]
     assert document["compared"]["held_out_loss_change"] == pytest.approx(0, abs=0.02)
-    # 3 boundaries, 2 directions, 8 steps, 4 x 16 positions of 16 float32 values.
-    assert raw["payload_nbytes_sent"] == quantized["payload_nbytes_sent"] == 3 * 2 * 8 * 4 * 16 * 64
+    # 3 boundaries, 2 directions, 8 steps, 4 x 64 positions of 16 float32 values.
+    assert raw["payload_nbytes_sent"] == quantized["payload_nbytes_sent"] == 3 * 2 * 8 * 4 * 64 * 64
     assert 0.1 < document["compared"]["wire_nbytes_ratio"] < 0.6
     for run_ in document["runs"]:
         assert 0 <= run_["bubble"] <= 1
+        last = run_["last_step"]
+        assert 0 < last["planned_step_s"] <= max(rank["step_s"] for rank in last["ranks"])
+        assert [rank["peak_activations"] for rank in last["ranks"]] == [4, 3, 2, 1]
         assert 0 <= run_["exposed_comm_s"] <= run_["step_s"]
+
+
+def test_schedule_that_was_chosen_is_named(tmp_path: Path) -> None:
+    words = ["--schedule=auto", "--stages=3", "--steps=4", "--json"]
+    code, stdout, stderr = run(tmp_path, command(*words))
+    assert code == 0, stderr
+    (result,) = json.loads(stdout)["runs"]
+    # Whatever this machine's times make the best of those that keep no more than 1F1B.
+    assert result["schedule"] in ("1f1b", "zb-h1", "planned")
 
 
 def test_trainings_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
@@ -303,11 +317,11 @@ def test_learning_rate_warms_up_and_falls_to_zero() -> None:
 
 
 def test_link_is_real_unless_one_is_asked_for() -> None:
-    place = Place(0, 2)
-    assert _choose_link(options(), place) is None
-    assert _choose_link(options(link_mbps=5.0), place) == LinkEmulation(5.0, 0.0)
-    assert _choose_link(options(link_latency_ms=2.0), place) == LinkEmulation(0.0, 2.0)
-    assert _choose_link(options(link_mbps=5.0), Place(0, 1)) is None
+    me = JobRank(0, 2)
+    assert _choose_link(options(), me) is None
+    assert _choose_link(options(link_mbps=5.0), me) == LinkEmulation(5.0, 0.0)
+    assert _choose_link(options(link_latency_ms=2.0), me) == LinkEmulation(0.0, 2.0)
+    assert _choose_link(options(link_mbps=5.0), JobRank(0, 1)) is None
 
 
 def test_automatic_link_takes_twice_as_long_as_the_slowest_rank(
@@ -315,7 +329,7 @@ def test_automatic_link_takes_twice_as_long_as_the_slowest_rank(
 ) -> None:
     monkeypatch.setattr("pipecomm.app.train._compute_s", lambda *args: 0.001)
     monkeypatch.setattr("pipecomm.app.train._gather", lambda value: [value, 0.002])
-    emulation = _choose_link(options(link_mbps=-1.0), Place(0, 2))
+    emulation = _choose_link(options(link_mbps=-1.0), JobRank(0, 2))
     assert emulation is not None
     # 2 rows x 16 positions x 16 float32 values in 4 ms.
     assert emulation.mbps == pytest.approx(2 * 16 * 16 * 32 / 4000, rel=0.05)
