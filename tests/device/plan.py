@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.device.steps import Machine, Need, Step
+from tests.patience import patient
 
 __all__ = ["plan"]
 
@@ -16,6 +17,11 @@ ROOT = Path(__file__).resolve().parents[2]
 _BENCHMARKS = ROOT / "benchmarks"
 # Each value once: how long the driver takes to load a kernel differs.
 _LOADING = ("LAZY", "EAGER")
+# Options of a benchmark that is only rehearsed.
+_SHORT = {
+    "p2p_cuda": ["--mib", "1", "--rounds", "2"],
+    "first_use_cuda": ["--rounds", "1"],
+}
 _WITH_SANITIZER = ("aligned", "hosts_bytes", "hosts_values", "stream_in_order")
 
 
@@ -51,6 +57,10 @@ class _Steps:
         self.env = _environment(options)
         self.is_rehearsal = options.rehearse
 
+    def _limit(self, limit_s: float) -> float:
+        """Limits are for a machine with a GPU; those that rehearse may be shared and slow."""
+        return patient(limit_s) if self.is_rehearsal else limit_s
+
     def tests(
         self,
         name: str,
@@ -64,15 +74,15 @@ class _Steps:
         """Those of a file of this folder; `before`: a program that runs them."""
         command = [*before, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rs"]
         command += [*options, f"tests/device/{file}.py"]
-        return Step(name, command, limit_s, ROOT, {**self.env, **env}, needs)
+        return Step(name, command, self._limit(limit_s), ROOT, {**self.env, **env}, needs)
 
     def benchmark(self, name: str, file: str, limit_s: float, *needs: Need) -> Step:
         """Its rows go into benchmarks/results, those of a rehearsal nowhere."""
         options = ["--json"]
         if self.is_rehearsal:
-            options = ["--device", "cpu"] + (["--mib", "1", "--rounds", "2"] * (file == "p2p_cuda"))
+            options = ["--device", "cpu", *_SHORT.get(file, [])]
         command = [sys.executable, f"{file}.py", *options]
-        return Step(name, command, limit_s, _BENCHMARKS, self.env, needs)
+        return Step(name, command, self._limit(limit_s), _BENCHMARKS, self.env, needs)
 
 
 def plan(options: argparse.Namespace) -> list[Step]:
