@@ -110,9 +110,9 @@ void BlockList::remove(std::byte* data, std::size_t nbytes) {
   remove_segment(data, nbytes);
 }
 
-Place BlockList::place_for(std::size_t nbytes, SegmentClass segment_class, std::size_t granule,
-                           const std::function<bool(std::byte*, std::size_t)>& can_stand) const {
-  Place best;
+GrowthPoint BlockList::growth_point(std::size_t nbytes, SegmentClass segment_class, std::size_t granule,
+                                    const std::function<bool(std::byte*, std::size_t)>& can_stand) const {
+  GrowthPoint best;
   for (auto segment = segments_.begin(); segment != segments_.end(); ++segment) {
     if (segment->second.segment_class != segment_class) continue;
     std::byte* end = segment->first + segment->second.nbytes;

@@ -18,7 +18,7 @@ from tests.patience import patient
 
 PACKAGE = Path(doctor.__file__).resolve().parent.parent
 EXTENSION_PARTS = {"extension", "codecs", "torch half", "backend", "path to peers on this host"}
-# An editable install would lend the copy its extension.
+# An editable install would give the copy its extension.
 DOCTOR_OF_THE_COPY = """
 import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder)]
@@ -45,6 +45,26 @@ def test_here_all_that_the_tests_need_is_found() -> None:
     may_be_missing |= {"path to peers on other hosts"}
     assert {part for part, state in found.items() if state == "broken"} == set()
     assert {part for part, state in found.items() if state == "missing"} <= may_be_missing
+
+
+@pytest.mark.parametrize(
+    ("compiler", "state"),
+    [
+        ("env g++", "ok"),
+        ("env g++ -m64", "ok"),
+        ("env g++-of-nowhere", "missing"),
+        ("'g++", "missing"),
+        ("-m64", "missing"),
+    ],
+)
+def test_compiler_may_have_a_cache_before_it_and_options_behind(
+    compiler: str, state: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for program in ("env", "g++"):
+        (tmp_path / program).touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", compiler)
+    assert states(examine())["C++ compiler"] == state
 
 
 def test_findings_name_what_was_built_and_found() -> None:
