@@ -87,7 +87,6 @@ class _Steps:
 
 def plan(options: argparse.Namespace) -> list[Step]:
     """All steps; `options` are those of check.py."""
-    make = _Steps(options)
     install = [
         sys.executable,
         "-m",
@@ -98,12 +97,16 @@ def plan(options: argparse.Namespace) -> list[Step]:
         "-e",
         ".",
     ]
-    sanitizer = ("compute-sanitizer", "--error-exitcode", "9", "--target-processes", "all")
+    build = Step(
+        *("build", install, 150, ROOT, {"PIPECOMM_CUDA": "on"}),
+        [_silicon("a rehearsal runs what is built")],
+    )
+    make = _Steps(options)
+    return [build, *_what_crosses(make), *_what_goes_wrong(make), *_how_fast(make)]
+
+
+def _what_crosses(make: _Steps) -> list[Step]:
     return [
-        Step(
-            *("build", install, 150, ROOT, {"PIPECOMM_CUDA": "on"}),
-            [_silicon("a rehearsal runs what is built")],
-        ),
         make.tests(
             *("codec bytes equal the host's", "test_codec_cuda", 90),
             _silicon("kernels; tests/simt and tests/fake_cuda run their source on the host"),
@@ -115,13 +118,19 @@ def plan(options: argparse.Namespace) -> list[Step]:
             *("each process on its own GPU only", "test_own_gpu_cuda", 60),
             *(_two_gpus, _tool("nvidia-smi")),
         ),
-        *(
-            make.tests(
-                *(f"peer killed meanwhile, {mode.lower()} loading", "test_survivor_cuda", 60),
-                CUDA_MODULE_LOADING=mode,
-            )
-            for mode in _LOADING
-        ),
+    ]
+
+
+def _what_goes_wrong(make: _Steps) -> list[Step]:
+    killed = [
+        make.tests(
+            *(f"peer killed meanwhile, {mode.lower()} loading", "test_survivor_cuda", 60),
+            CUDA_MODULE_LOADING=mode,
+        )
+        for mode in _LOADING
+    ]
+    return [
+        *killed,
         make.tests(
             *("illegal access in one rank", "test_broken_cuda", 60),
             _silicon("a device that can fail; tests/fake_cuda breaks its own"),
@@ -133,9 +142,14 @@ def plan(options: argparse.Namespace) -> list[Step]:
         make.tests(
             *("codecs under compute-sanitizer", "test_codec_cuda", 120),
             *(_silicon("kernels on a device"), _tool("compute-sanitizer")),
-            before=sanitizer,
+            before=("compute-sanitizer", "--error-exitcode", "9", "--target-processes", "all"),
             options=["-k", f"({' or '.join(_WITH_SANITIZER)}) and not float16"],
         ),
+    ]
+
+
+def _how_fast(make: _Steps) -> list[Step]:
+    return [
         make.benchmark("first use of a device", "first_use_cuda", 60),
         make.benchmark("transfers beside matrix products", "p2p_cuda", 90),
         make.benchmark(
