@@ -37,12 +37,13 @@ def measure_here(device: str) -> dict[str, float]:
         return result
 
     codec = Codec("int8")
-    x = timed("first tensor ms", lambda: torch.ones(1 << 20, device=device))
+    x = timed("first tensor ms", lambda: torch.randn(1 << 20, device=device))
     wire = timed("first encode ms", lambda: codec.encode(x))
     timed("first decode ms", lambda: codec.decode(wire, torch.empty_like(x)))
     timed("other codec ms", lambda: Codec("int4").encode(x))
     timed("again ms", lambda: codec.encode(x))
-    assert torch.equal(codec.decode(wire, torch.empty_like(x)).cpu(), torch.ones(1 << 20))
+    out = codec.decode(wire, torch.empty_like(x))
+    assert ((out - x).norm() / x.norm()).item() < 0.02
     return times
 
 

@@ -44,6 +44,12 @@ def test_transfers_of_a_gpu_are_rehearsed_on_the_host() -> None:
         assert case in table
 
 
+def test_first_uses_of_a_gpu_are_rehearsed_on_the_host() -> None:
+    table = _run("first_use_cuda.py", "--device", "cpu", "--rounds", "1")
+    for mode in ("LAZY", "EAGER"):
+        assert f"CUDA_MODULE_LOADING={mode}" in table
+
+
 def _run(name: str, *options: str, timeout_s: float = 100) -> str:
     run = subprocess.run(
         [sys.executable, name, *options],

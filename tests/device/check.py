@@ -17,6 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from tests import patience
 from tests.device.plan import plan
 from tests.device.steps import Machine, Outcome, run_steps
 
@@ -105,10 +106,13 @@ def main(words: Sequence[str] | None = None) -> int:
     if not gpus and not options.rehearse:
         print("expected a GPU; nvidia-smi names none. make device-check-rehearsal needs none")
         return 3
+    if options.rehearse:
+        patience.measure_once()
     steps = plan(options)
     if options.only:
         steps = [step for step in steps if any(word in step.name for word in options.only)]
-    outcomes = run_steps(steps, find_machine(options, gpus), options.limit, tell)
+    limit_s = patience.patient(options.limit) if options.rehearse else options.limit
+    outcomes = run_steps(steps, find_machine(options, gpus), limit_s, tell)
     row = {**provenance(options, gpus), "steps": [outcome.as_row() for outcome in outcomes]}
     options.results.mkdir(parents=True, exist_ok=True)
     with (options.results / "device_check.jsonl").open("a") as file:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.device.steps import Machine, Need, Step
+from tests.patience import patient
 
 __all__ = ["plan"]
 
@@ -16,6 +17,11 @@ ROOT = Path(__file__).resolve().parents[2]
 _BENCHMARKS = ROOT / "benchmarks"
 # Each value once: how long the driver takes to load a kernel differs.
 _LOADING = ("LAZY", "EAGER")
+# Options of a benchmark that is only rehearsed.
+_SHORT = {
+    "p2p_cuda": ["--mib", "1", "--rounds", "2"],
+    "first_use_cuda": ["--rounds", "1"],
+}
 _WITH_SANITIZER = ("aligned", "hosts_bytes", "hosts_values", "stream_in_order")
 
 
@@ -51,6 +57,10 @@ class _Steps:
         self.env = _environment(options)
         self.is_rehearsal = options.rehearse
 
+    def _limit(self, limit_s: float) -> float:
+        """Limits are for a machine with a GPU; those that rehearse may be shared and slow."""
+        return patient(limit_s) if self.is_rehearsal else limit_s
+
     def tests(
         self,
         name: str,
@@ -64,20 +74,19 @@ class _Steps:
         """Those of a file of this folder; `before`: a program that runs them."""
         command = [*before, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rs"]
         command += [*options, f"tests/device/{file}.py"]
-        return Step(name, command, limit_s, ROOT, {**self.env, **env}, needs)
+        return Step(name, command, self._limit(limit_s), ROOT, {**self.env, **env}, needs)
 
     def benchmark(self, name: str, file: str, limit_s: float, *needs: Need) -> Step:
         """Its rows go into benchmarks/results, those of a rehearsal nowhere."""
         options = ["--json"]
         if self.is_rehearsal:
-            options = ["--device", "cpu"] + (["--mib", "1", "--rounds", "2"] * (file == "p2p_cuda"))
+            options = ["--device", "cpu", *_SHORT.get(file, [])]
         command = [sys.executable, f"{file}.py", *options]
-        return Step(name, command, limit_s, _BENCHMARKS, self.env, needs)
+        return Step(name, command, self._limit(limit_s), _BENCHMARKS, self.env, needs)
 
 
 def plan(options: argparse.Namespace) -> list[Step]:
     """All steps; `options` are those of check.py."""
-    make = _Steps(options)
     install = [
         sys.executable,
         "-m",
@@ -88,12 +97,16 @@ def plan(options: argparse.Namespace) -> list[Step]:
         "-e",
         ".",
     ]
-    sanitizer = ("compute-sanitizer", "--error-exitcode", "9", "--target-processes", "all")
+    build = Step(
+        *("build", install, 150, ROOT, {"PIPECOMM_CUDA": "on"}),
+        [_silicon("a rehearsal runs what is built")],
+    )
+    make = _Steps(options)
+    return [build, *_what_crosses(make), *_what_goes_wrong(make), *_how_fast(make)]
+
+
+def _what_crosses(make: _Steps) -> list[Step]:
     return [
-        Step(
-            *("build", install, 150, ROOT, {"PIPECOMM_CUDA": "on"}),
-            [_silicon("a rehearsal runs what is built")],
-        ),
         make.tests(
             *("codec bytes equal the host's", "test_codec_cuda", 90),
             _silicon("kernels; tests/simt and tests/fake_cuda run their source on the host"),
@@ -105,13 +118,19 @@ def plan(options: argparse.Namespace) -> list[Step]:
             *("each process on its own GPU only", "test_own_gpu_cuda", 60),
             *(_two_gpus, _tool("nvidia-smi")),
         ),
-        *(
-            make.tests(
-                *(f"peer killed meanwhile, {mode.lower()} loading", "test_survivor_cuda", 60),
-                CUDA_MODULE_LOADING=mode,
-            )
-            for mode in _LOADING
-        ),
+    ]
+
+
+def _what_goes_wrong(make: _Steps) -> list[Step]:
+    killed = [
+        make.tests(
+            *(f"peer killed meanwhile, {mode.lower()} loading", "test_survivor_cuda", 60),
+            CUDA_MODULE_LOADING=mode,
+        )
+        for mode in _LOADING
+    ]
+    return [
+        *killed,
         make.tests(
             *("illegal access in one rank", "test_broken_cuda", 60),
             _silicon("a device that can fail; tests/fake_cuda breaks its own"),
@@ -123,9 +142,14 @@ def plan(options: argparse.Namespace) -> list[Step]:
         make.tests(
             *("codecs under compute-sanitizer", "test_codec_cuda", 120),
             *(_silicon("kernels on a device"), _tool("compute-sanitizer")),
-            before=sanitizer,
+            before=("compute-sanitizer", "--error-exitcode", "9", "--target-processes", "all"),
             options=["-k", f"({' or '.join(_WITH_SANITIZER)}) and not float16"],
         ),
+    ]
+
+
+def _how_fast(make: _Steps) -> list[Step]:
+    return [
         make.benchmark("first use of a device", "first_use_cuda", 60),
         make.benchmark("transfers beside matrix products", "p2p_cuda", 90),
         make.benchmark(

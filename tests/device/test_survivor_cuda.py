@@ -24,7 +24,7 @@ from tests.ranks import run_ranks
 
 DEVICE = os.environ.get("PIPECOMM_CHECK_DEVICE", "cuda")
 IS_CUDA = DEVICE == "cuda"
-_ENV = {} if IS_CUDA else {"PIPECOMM_STAND_IN_DEVICE": "1", "PIPECOMM_STAND_IN_LAG_US": "20000"}
+_ENV = {} if IS_CUDA else {"PIPECOMM_STAND_IN_DEVICE": "1", "PIPECOMM_STAND_IN_LAG_US": "500"}
 # About 20 s of a GPU's clock: longer than the peer lives.
 _LONG_CYCLES = 40_000_000_000
 # In which torch has kernels that nothing before has launched.
