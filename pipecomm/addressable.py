@@ -47,5 +47,9 @@ def _end_nbytes(tensor: Tensor) -> int:
     """Bytes of its storage up to the end of the last element; 0 without elements."""
     if tensor.numel() == 0:
         return 0
-    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.is_contiguous():
+        last = tensor.numel() - 1
+    else:
+        strides = zip(tensor.shape, tensor.stride(), strict=True)
+        last = sum((n - 1) * stride for n, stride in strides)
     return int(tensor.storage_offset() + last + 1) * tensor.element_size()

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import socket
 import sys
@@ -144,11 +145,21 @@ def _nvcc() -> str:
 
 
 def _compiler() -> str:
+    # It may come with a cache before it and options behind: "ccache g++ -m64".
     name = settings.CXX.text() or "g++"
-    found = shutil.which(name) or shutil.which("clang++")
-    if found is None:
+    try:
+        programs = [word for word in shlex.split(name) if not word.startswith("-")]
+    except ValueError as error:
+        raise _MissingPartError(
+            f"expected the name of a program in CXX; got {name}: {error}"
+        ) from None
+    found = [shutil.which(program) for program in programs]
+    if found and all(found):
+        return " ".join(path for path in found if path is not None)
+    other = shutil.which("clang++")
+    if other is None:
         raise _MissingPartError(f"no {name} and no clang++: only needed to build")
-    return found
+    return other
 
 
 def _sealed_memory() -> str:

@@ -86,6 +86,7 @@ class Report:
             console.width = max(console.width, _MIN_TABLE_WIDTH)
         console.print(_table(document))
         for run in document["runs"]:
+            print(f"{run['name']}, last step: {run['last_step']['text']}", file=self._stdout)
             if AUTO in (run["codec"], run["grad_codec"]):
                 print(_in_use(run), file=self._stdout, flush=True)
             for file in run["files"]:

@@ -27,6 +27,8 @@ from pipecomm.app.rank import JobRank
 from pipecomm.codecs.policy import CodecPolicy
 from pipecomm.direction import Direction
 from pipecomm.engine.pipeline import Pipeline
+from pipecomm.engine.report import StepReport
+from pipecomm.engine.result import StepResult
 from pipecomm.engine.stats import StepStats
 from pipecomm.engine.timeline import TimelineEvent, draw_timeline, write_trace
 from pipecomm.errors import ConfigError
@@ -166,6 +168,7 @@ class _Run:
         self._optimizer = torch.optim.AdamW(
             self._stages.parameters(), betas=_BETAS, weight_decay=_WEIGHT_DECAY
         )
+        self._report: StepReport | None = None
         self._losses: list[float] = []
         self._stats: list[StepStats] = []
         self._held_out_losses: list[float] = []
@@ -176,7 +179,9 @@ class _Run:
         start_s = time.monotonic()
         with self._connect() as pipeline:
             for step in range(self._options.steps):
-                self._step(pipeline, step)
+                result = self._step(pipeline, step)
+                if step == self._options.steps - 1:
+                    self._report = pipeline.report(result)
                 if self._is_reporter:
                     report(self._progress(step, time.monotonic() - start_s))
             for index in range(self._options.held_out_batches):
@@ -196,7 +201,7 @@ class _Run:
             emulation=self._emulation,
         )
 
-    def _step(self, pipeline: Pipeline, step: int) -> None:
+    def _step(self, pipeline: Pipeline, step: int) -> StepResult:
         options = self._options
         for group in self._optimizer.param_groups:
             group["lr"] = _learning_rate(options, step)
@@ -211,6 +216,7 @@ class _Run:
         self._stats.append(result.stats)
         if result.loss is not None:
             self._losses.append(result.loss)
+        return result
 
     def _evaluate(self, pipeline: Pipeline, index: int) -> None:
         size, length = self._options.batch_size, self._options.sequence_length
@@ -257,6 +263,7 @@ class _Run:
             "exposed_comm_s": _typical_mean(steps, lambda one: one.exposed_comm_s),
             "payload_nbytes_sent": sum(one.payload_nbytes_sent for step in steps for one in step),
             "wire_nbytes_sent": sum(one.wire_nbytes_sent for step in steps for one in step),
+            "last_step": _last_step(self._report),
             "files": self._write_timeline(events, typical) if self._is_reporter else [],
         }
 
@@ -273,6 +280,17 @@ class _Run:
         title = f"{self._options.schedule}, {self._name}, step {step + 1}"
         draw_timeline(picture, by_rank, f"{title} ({_describe_link(self._emulation)})")
         return [str(picture), str(trace)]
+
+
+def _last_step(report: StepReport | None) -> dict[str, Any]:
+    """What the last training step took, by rank, and planned with the same times."""
+    assert report is not None
+    return {
+        "planned_step_s": report.planned.step_s,
+        "planned_bubble": report.planned.bubble,
+        "ranks": [{**asdict(rank), "bubble": rank.bubble} for rank in report.ranks],
+        "text": str(report),
+    }
 
 
 def _by_boundary(

@@ -6,7 +6,6 @@ Knows links (messages between ranks), not how their bytes travel.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -26,15 +25,17 @@ from pipecomm.engine.connect import (
     connect_stages,
     rank_and_size,
 )
+from pipecomm.engine.failures import place_text
 from pipecomm.engine.grad_norm import clip_grad_norm
-from pipecomm.engine.loss import LossFn, Reduction, StepLoss, loss_weights
-from pipecomm.engine.microbatch import Microbatches, split_step
+from pipecomm.engine.loss import LossFn, LossRule, Reduction
+from pipecomm.engine.microbatch import split_step
 from pipecomm.engine.plan import Plan, check_schedule, evaluation_plan, training_plan
+from pipecomm.engine.report import StepReport, gather_report, peak_memory_nbytes
+from pipecomm.engine.result import StepResult
 from pipecomm.engine.section import Sections
 from pipecomm.engine.shared_parameters import counted_elsewhere
 from pipecomm.engine.split_backward import OpenBackward
 from pipecomm.engine.stage import Stage
-from pipecomm.engine.stats import StepStats
 from pipecomm.engine.step import Step
 from pipecomm.engine.updates import (
     StageUpdates,
@@ -52,15 +53,6 @@ if TYPE_CHECKING:
     from pipecomm.memory.pool import MemoryPool
 
 __all__ = ["Pipeline", "StepResult"]
-
-
-@dataclass
-class StepResult:
-    """`loss` and `outputs` (a list, one per microbatch, detached) exist where the last stage is."""
-
-    loss: float | None
-    outputs: list[Any] | None
-    stats: StepStats
 
 
 class Pipeline:
@@ -106,8 +98,9 @@ class Pipeline:
     ) -> None:
         rank, size = rank_and_size(process_group)
         self._rank = rank
-        self._loss_fn = loss_fn
-        self._loss_reduction: Reduction = loss_reduction
+        scale = 1.0 if updates is None else updates.loss_scale
+        self._loss = LossRule(loss_fn, loss_reduction, scale)
+        self._pool = pool
         try:
             check_arguments(loss_fn, loss_reduction, timeout_s)
             order = self._take_stages(stage, schedule, num_microbatches, size, device, updates)
@@ -144,7 +137,7 @@ class Pipeline:
             for index, chunk in own.items()
         }
         self._updates = updates_of_stages(own, order.weights, updates)
-        self._loss_scale = 1.0 if updates is None else updates.loss_scale
+        self._schedule = order
         self._plan = training_plan(order, self._rank)
         if order.num_stages > 1:
             warm_up_backward()
@@ -279,14 +272,27 @@ class Pipeline:
         sharing = "" if shared is None else " and shared"
         title = f"clip_grad_norm_ with norm_type={norm_type}{sharing}"
         with self._sections.open(title, self._where):
-            gather = _alone if self._links is None else self._links.gather
             modules = [stage.module for stage in self._stages.values()]
             # What two stages of this rank share counts once.
             parameters = list(dict.fromkeys(p for module in modules for p in module.parameters()))
             others = (
-                [] if shared is None else counted_elsewhere(shared, parameters, self._rank, gather)
+                []
+                if shared is None
+                else counted_elsewhere(shared, parameters, self._rank, self._gather)
             )
-            return clip_grad_norm(parameters, max_norm, norm_type, gather, counted_elsewhere=others)
+            return clip_grad_norm(
+                parameters, max_norm, norm_type, self._gather, counted_elsewhere=others
+            )
+
+    def report(self, result: StepResult) -> StepReport:
+        """What the step took on all ranks, beside what its schedule makes of the measured times.
+
+        Every rank calls this with its result of the same training step; a small message goes up
+        through all ranks and back, so not while a step is to be timed. Errors as in train_step.
+        """
+        with self._sections.open("report", self._where):
+            nbytes = peak_memory_nbytes(self.device, self._pool)
+            return gather_report(result.stats, nbytes, self._schedule, self._gather)
 
     def close(self) -> None:
         """Disconnect from the other ranks. Idempotent; no step can run afterwards."""
@@ -329,7 +335,10 @@ class Pipeline:
             plan = self._plan_of(trains, num_microbatches, optimizer)
             takes_inputs = any(stage.is_first for stage in self._stages.values())
             data = split_step(inputs, targets, kwargs, num_microbatches, takes_inputs=takes_inputs)
-            loss = self._loss_of(data, plan, loss_divisor, return_outputs)
+            is_here = any(stage.is_last for stage in self._stages.values())
+            loss = self._loss.of_step(
+                data, plan.updates, loss_divisor, is_here=is_here, keep_outputs=return_outputs
+            )
             updates = self._begin(plan, optimizer) if trains else {}
             step = Step(
                 plan, self._stages, self._links, self._codecs, data, loss, self.device, updates
@@ -337,7 +346,7 @@ class Pipeline:
             running.append(step)
             step.run()
             step.drain()
-            return StepResult(loss.total(), loss.outputs(), step.stats)
+            return StepResult(loss.total(), loss.outputs(), step.record)
 
     def _begin(self, plan: Plan, optimizer: UpdatesWeights | None) -> Mapping[int, StageUpdates]:
         """What lasts longer than a training step is told that one begins; gives the updates."""
@@ -348,43 +357,20 @@ class Pipeline:
             boundary.begin_step()
         return self._updates
 
-    def _loss_of(
-        self, data: Microbatches, plan: Plan, divisor: float | Tensor | None, return_outputs: bool
-    ) -> StepLoss:
-        has_last = any(stage.is_last for stage in self._stages.values())
-        # Elsewhere no rank needs to wait for a divisor on a device.
-        weights = loss_weights(
-            data, self._loss_reduction, divisor if has_last else None, plan.updates
-        )
-        is_mean_of_updates = plan.is_asynchronous and self._loss_reduction == "mean"
-        return StepLoss(
-            self._loss_fn,
-            data.targets,
-            weights,
-            keep_outputs=return_outputs and has_last,
-            scale=self._loss_scale if plan.is_asynchronous else 1.0,
-            num_batches=len(plan.updates) if is_mean_of_updates else 1,
-        )
-
     def _plan_of(
         self, trains: bool, num_microbatches: int, optimizer: UpdatesWeights | None
     ) -> Plan:
         if not trains:
             return evaluation_plan(self._plan.placement, num_microbatches, self._rank)
-        if self._loss_fn is None and any(stage.is_last for stage in self._stages.values()):
+        if self._loss.loss_fn is None and any(stage.is_last for stage in self._stages.values()):
             raise ConfigError("expected a loss_fn on the last stage for train_step; got None")
         check_optimizer(optimizer, is_asynchronous=self._plan.is_asynchronous)
         return self._plan
 
+    def _gather(self, value: Tensor) -> list[Tensor]:
+        """Every rank's, by rank, inside a section."""
+        return [value] if self._links is None else self._links.gather(value)
+
     def _where(self, current: Action | None = None, iteration: int | None = None) -> str:
-        """Where this rank is, for errors; `iteration` counts the user's training steps, from 1."""
-        stages = self.stage_indices if current is None else (current.stage,)
-        plural = "s" if len(stages) > 1 else ""
-        where = f"stage{plural} {' and '.join(map(str, stages))} of {self.num_stages}"
-        if current is not None:
-            where += f", {current.kind.value} of microbatch {current.microbatch}"
-        return where if iteration is None else f"{where}, iteration {iteration}"
-
-
-def _alone(value: Tensor) -> list[Tensor]:
-    return [value]
+        """For errors; `iteration` counts the user's training steps, from 1."""
+        return place_text(self.stage_indices, self.num_stages, current, iteration)

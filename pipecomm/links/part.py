@@ -81,6 +81,8 @@ def _dense_order(tensor: Tensor) -> tuple[int, ...] | None:
     A dimension of size 1 counts by its stride, too: torch recognises channels-last by it.
     """
     shape, strides = tensor.shape, tensor.stride()
+    if min(shape, default=2) > 1 and tensor.is_contiguous():
+        return tuple(range(len(shape)))
     order = sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], shape[dim] <= 1))
     expected = 1
     for dim in reversed(order):

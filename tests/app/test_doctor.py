@@ -46,6 +46,26 @@ def test_here_all_that_the_tests_need_is_found() -> None:
     assert {part for part, state in found.items() if state == "missing"} <= may_be_missing
 
 
+@pytest.mark.parametrize(
+    ("compiler", "state"),
+    [
+        ("env g++", "ok"),
+        ("env g++ -m64", "ok"),
+        ("env g++-of-nowhere", "missing"),
+        ("'g++", "missing"),
+        ("-m64", "missing"),
+    ],
+)
+def test_compiler_may_have_a_cache_before_it_and_options_behind(
+    compiler: str, state: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for program in ("env", "g++"):
+        (tmp_path / program).touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", compiler)
+    assert states(examine())["C++ compiler"] == state
+
+
 def test_findings_name_what_was_built_and_found() -> None:
     import torch
 

@@ -134,6 +134,9 @@ def test_json_of_four_ranks_is_one_document_and_all_else_is_on_stderr(tmp_path: 
     assert 0.1 < document["compared"]["wire_nbytes_ratio"] < 0.6
     for run_ in document["runs"]:
         assert 0 <= run_["bubble"] <= 1
+        last = run_["last_step"]
+        assert 0 < last["planned_step_s"] <= max(rank["step_s"] for rank in last["ranks"])
+        assert [rank["peak_activations"] for rank in last["ranks"]] == [4, 3, 2, 1]
         assert 0 <= run_["exposed_comm_s"] <= run_["step_s"]
 
 

@@ -15,6 +15,7 @@
 #include "transport/group/link_set.h"
 #include "transport/group/losses.h"
 #include "transport/matching/transfer_errors.h"
+#include "transport/moving/way_out.h"
 #include "transport/progress/progress.h"
 
 namespace pipecomm {
@@ -65,6 +66,7 @@ class CommunicatorImpl final : public Communicator,
     }
     auto transfer = make_transfer(peer, key, true, ready);
     transfer->to_send = std::move(parts);
+    transfer->is_on_device = std::any_of(transfer->to_send.begin(), transfer->to_send.end(), is_on_device);
     transfer->keepalive = std::move(keepalive);
     submit(transfer);
     return transfer;

@@ -59,6 +59,7 @@ class TransferState final : public Transfer, public Draining, public std::enable
   const bool is_send;
   Iteration iteration;
   std::vector<SendPart> to_send;
+  bool is_on_device = false;  // any of to_send; asked for every record, of which there are as many as parts
   std::vector<TensorView> targets;
   bool has_targets = false;
   Event ready;                 // the tensors are not touched before

@@ -16,10 +16,6 @@ constexpr std::int64_t kStagingPeriodNs = 50'000;
 // No peer rings for what others have taken, so a sender at the process's limit looks this often.
 constexpr std::int64_t kLimitPeriodNs = 200'000;
 
-bool has_part_on_device(const TransferState& transfer) {
-  return std::any_of(transfer.to_send.begin(), transfer.to_send.end(), is_on_device);
-}
-
 }  // namespace
 
 bool Sender::pump(LinkCounters& counters, const std::function<void()>& wake_reader) {
@@ -124,7 +120,7 @@ void Sender::begin_part(TransferState& transfer, const MessageHeader& header, st
 void Sender::end_message(LinkCounters& counters) {
   const TransferPtr transfer = queue_.front();
   // Where this throws, the message is still there to be ended.
-  if (has_part_on_device(*transfer)) transfer->set_event(in_slots_.record());
+  if (transfer->is_on_device) transfer->set_event(in_slots_.record());
   queue_.pop_front();
   part_index_ = 0;
   counters.messages_sent += 1;
@@ -152,7 +148,7 @@ void Sender::end_transfer(const TransferPtr& transfer, std::uint64_t seq, bool w
 }
 
 bool Sender::wants_slots() const {
-  return !queue_.empty() && !in_slots_.is_open() && !goes_through_host_ && has_part_on_device(*queue_.front());
+  return !queue_.empty() && !in_slots_.is_open() && !goes_through_host_ && queue_.front()->is_on_device;
 }
 
 void Sender::set_slots(SlotOffer offer, const std::string& handle, int fd, int lifeline_fd) {

@@ -30,6 +30,7 @@ bool Staging::run(SendQueue& queue) {
 }
 
 bool Staging::copy(TransferState& transfer) {
+  if (!transfer.is_on_device) return true;
   for (SendPart& part : transfer.to_send) {
     if (!is_on_device(part)) continue;
     DeviceSide& side = *tensor_device_.side();
@@ -44,6 +45,7 @@ bool Staging::copy(TransferState& transfer) {
     transfer.staged = stream_->record();
     transfer.set_event(transfer.staged);
   }
+  transfer.is_on_device = false;
   return true;
 }
 
