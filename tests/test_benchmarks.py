@@ -14,7 +14,7 @@ from tests.patience import patient
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
 NAMES = sorted(path.name for path in FOLDER.glob("[a-z]*.py"))
-NEEDS_A_GPU = {"codec_cuda.py", "p2p_cuda.py"}
+NEEDS_A_GPU = {"codec_cuda.py", "p2p_cuda.py", "first_use_cuda.py", "engines_cuda.py"}
 # Times nothing; tests/test_setups.py runs it.
 PREDICTS = {"setups.py"}
 # Those that train have steps instead of rounds.

@@ -6,7 +6,6 @@ Knows links (messages between ranks), not how their bytes travel.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,10 +17,12 @@ from pipecomm.device import as_device
 from pipecomm.direction import Direction
 from pipecomm.engine.arguments import check_arguments, chunks_of, policies_of, settings_text
 from pipecomm.engine.backward import warm_up_backward
+from pipecomm.engine.choice import ScheduleChoice
 from pipecomm.engine.connect import (
     announce_failure,
     check_num_stages,
     choose_codecs,
+    codecs_by_direction,
     connect_stages,
     rank_and_size,
 )
@@ -29,7 +30,7 @@ from pipecomm.engine.failures import place_text
 from pipecomm.engine.grad_norm import clip_grad_norm
 from pipecomm.engine.loss import LossFn, LossRule, Reduction
 from pipecomm.engine.microbatch import split_step
-from pipecomm.engine.plan import Plan, check_schedule, evaluation_plan, training_plan
+from pipecomm.engine.plan import AUTO, Plan, check_schedule, evaluation_plan, training_plan
 from pipecomm.engine.report import StepReport, gather_report, peak_memory_nbytes
 from pipecomm.engine.result import StepResult
 from pipecomm.engine.section import Sections
@@ -63,6 +64,10 @@ class Pipeline:
     rank r has stages r, r + P, ...). Ranks count in `process_group` (default: torch.distributed's
     default group; where that is not initialised, there is one rank). Every rank constructs a
     Pipeline with the same settings and then calls the same methods in the same order.
+
+    schedule "auto" begins with 1F1B (interleaved for several stages of a rank), measures the second
+    step and takes, for the third, the fastest schedule of no more activations by its simulation; it
+    chooses again where steps take 10 % more or less than that.
 
     `loss_fn(output, target)` is used on the last stage. With loss_reduction "mean" a microbatch's
     loss weighs by its share of the rows, with "sum" the losses are added. `codec` is for
@@ -109,7 +114,8 @@ class Pipeline:
         except BaseException as error:
             announce_failure(process_group, rank, size, error)
             raise
-        agreed = settings_text(order, policies, updates)
+        self._choice = ScheduleChoice(order) if schedule == AUTO else None
+        agreed = settings_text(order, policies, updates, is_chosen=self._choice is not None)
         self._links = connect_stages(
             process_group, rank, size, agreed, timeout_s, emulation, pool, limits, self.device
         )
@@ -164,15 +170,17 @@ class Pipeline:
         The last stage sends no activations, the first no gradients. A rank of several stages has
         one for each boundary that it sends over, in their order: "int4, raw".
         """
-        names: dict[str, list[str]] = {}
-        for hop, boundary in self._codecs.items():
-            names.setdefault(hop.direction, []).append(str(boundary.codec))
-        return {direction: ", ".join(of_direction) for direction, of_direction in names.items()}
+        return codecs_by_direction(self._codecs)
 
     @property
     def device(self) -> torch.device:
         """Where what arrives is put, for the first stage of this rank."""
         return next(iter(self._stages.values())).device
+
+    @property
+    def _has_ends(self) -> tuple[bool, bool]:
+        """Whether the first stage is here, and whether the last."""
+        return 0 in self._stages, self.num_stages - 1 in self._stages
 
     @property
     def num_microbatches(self) -> int:
@@ -193,6 +201,11 @@ class Pipeline:
     def num_stages(self) -> int:
         """Stages of the whole pipeline."""
         return self._plan.placement.num_stages
+
+    @property
+    def schedule(self) -> Schedule:
+        """What a training step runs; with "auto" what it does now."""
+        return self._schedule
 
     @property
     def is_asynchronous(self) -> bool:
@@ -227,9 +240,13 @@ class Pipeline:
         Clear the gradients after an error; the next step works again unless a rank is gone.
         """
         self._num_iterations += 1
+        self._choose_schedule()
         number = self.num_microbatches
         given = (inputs, targets, kwargs, loss_divisor, return_outputs, optimizer)
-        return self._run(True, number, *given)
+        result = self._run(True, number, *given)
+        if self._choice is not None:
+            self._choice.note(result)
+        return result
 
     def eval_step(
         self,
@@ -275,11 +292,7 @@ class Pipeline:
             modules = [stage.module for stage in self._stages.values()]
             # What two stages of this rank share counts once.
             parameters = list(dict.fromkeys(p for module in modules for p in module.parameters()))
-            others = (
-                []
-                if shared is None
-                else counted_elsewhere(shared, parameters, self._rank, self._gather)
-            )
+            others = counted_elsewhere(shared, parameters, self._rank, self._gather)
             return clip_grad_norm(
                 parameters, max_norm, norm_type, self._gather, counted_elsewhere=others
             )
@@ -303,12 +316,7 @@ class Pipeline:
     def __enter__(self) -> Pipeline:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _run(
@@ -322,10 +330,8 @@ class Pipeline:
         return_outputs: bool,
         optimizer: UpdatesWeights | None,
     ) -> StepResult:
-        method = "train_step" if trains else "eval_step"
-        title = f"{method} with num_microbatches={num_microbatches}"
+        title = f"{'train' if trains else 'eval'}_step with num_microbatches={num_microbatches}"
         running: list[Step] = []
-
         iteration = self._num_iterations if trains else None
 
         def where() -> str:
@@ -333,11 +339,10 @@ class Pipeline:
 
         with self._sections.open(title, where, iteration), torch.set_grad_enabled(trains):
             plan = self._plan_of(trains, num_microbatches, optimizer)
-            takes_inputs = any(stage.is_first for stage in self._stages.values())
-            data = split_step(inputs, targets, kwargs, num_microbatches, takes_inputs=takes_inputs)
-            is_here = any(stage.is_last for stage in self._stages.values())
+            has_first, has_last = self._has_ends
+            data = split_step(inputs, targets, kwargs, num_microbatches, takes_inputs=has_first)
             loss = self._loss.of_step(
-                data, plan.updates, loss_divisor, is_here=is_here, keep_outputs=return_outputs
+                data, plan.updates, loss_divisor, is_here=has_last, keep_outputs=return_outputs
             )
             updates = self._begin(plan, optimizer) if trains else {}
             step = Step(
@@ -357,12 +362,21 @@ class Pipeline:
             boundary.begin_step()
         return self._updates
 
+    def _choose_schedule(self) -> None:
+        if self._choice is None or not self._choice.is_due(self._num_iterations):
+            return
+        with self._sections.open("choice of a schedule", self._where):
+            chosen = self._choice.choose(self._num_iterations, self._gather)
+        if chosen is not None:
+            self._schedule = chosen
+            self._plan = training_plan(chosen, self._rank)
+
     def _plan_of(
         self, trains: bool, num_microbatches: int, optimizer: UpdatesWeights | None
     ) -> Plan:
         if not trains:
             return evaluation_plan(self._plan.placement, num_microbatches, self._rank)
-        if self._loss.loss_fn is None and any(stage.is_last for stage in self._stages.values()):
+        if self._loss.loss_fn is None and self._has_ends[1]:
             raise ConfigError("expected a loss_fn on the last stage for train_step; got None")
         check_optimizer(optimizer, is_asynchronous=self._plan.is_asynchronous)
         return self._plan
