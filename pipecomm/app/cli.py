@@ -1,6 +1,7 @@
 """The command line: reads the arguments, calls the command, gives its exit code.
 
-0 done; 1 failed; 2 wrong use; 3 (a rank) another rank failed; 128 + n stopped by signal n.
+0 done; 1 failed; 2 wrong use; 3 (a rank) another rank failed; 128 + n stopped by signal n, also
+141 where nobody reads the output any more.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_OK, _FAILED, _WRONG_USE, _INTERRUPTED = 0, 1, 2, 130
+_OK, _FAILED, _WRONG_USE, _INTERRUPTED, _NOT_READ = 0, 1, 2, 130, 141
 _DEFAULT_STAGES = 2
 _DEFAULT_LAYERS = 2
 # What --compare sets against raw where no codec is named.
@@ -42,12 +43,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(words, commands)
     args.words = words
     try:
-        return int(args.command(args))
+        code = int(args.command(args))
+        # Where nobody reads any more, it shows here and not when Python ends.
+        sys.stdout.flush()
+        return code
     except PipecommError as error:
         code = _WRONG_USE if isinstance(error, ConfigError) else _FAILED
         return _fail(args, str(error), code)
     except KeyboardInterrupt:
         return _fail(args, "interrupted", _INTERRUPTED)
+    except BrokenPipeError:
+        # As `head` leaves a pipe: nothing is wrong, and nothing can be told there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _NOT_READ
 
 
 def _fail(args: argparse.Namespace, text: str, code: int) -> int:
