@@ -35,6 +35,25 @@ from tests.structure import (
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def rows_of(page: str, heading: str) -> dict[str, set[str]]:
+    """First column -> the names in the last, of the table that begins with `heading`."""
+    lines = page.split(f"| {heading}")[1].split("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip(" `") for cell in line.strip("|").split(" |")] for line in lines]
+    return {first: set(filter(None, last.split(", "))) for first, _, last in cells}
+
+
+@pytest.mark.parametrize(
+    ("heading", "table"),
+    [("Folder of `csrc/`", CPP_MAY_INCLUDE), ("Room or module", PYTHON_ROOMS)],
+    ids=["csrc", "pipecomm"],
+)
+def test_architecture_page_shows_the_same_table(heading: str, table: dict[str, set[str]]) -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    assert rows_of(page, heading) == {
+        name: {one.removeprefix("transport/") for one in allowed} for name, allowed in table.items()
+    }
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_source_keeps_the_rule(rule: Rule) -> None:
     assert list(rule(ROOT)) == []

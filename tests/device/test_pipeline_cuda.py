@@ -105,12 +105,13 @@ def _equals_the_unsplit_model(rank: int, size: int, store_path: str) -> None:
 
 def _codecs_stay_near(rank: int, size: int, store_path: str) -> None:
     _start(rank, size, store_path)
-    guarded = CodecPolicy("int4", guard_every=1, guard_limit=0.001)
-    for codec, low, high in (("int8", 1e-5, 0.1), (guarded, 0.0, 1e-4)):
+    coded = CodecPolicy("int8", min_nbytes=0)
+    guarded = CodecPolicy("int4", min_nbytes=0, guard_every=1, guard_limit=0.001)
+    for codec, low, high in ((coded, 1e-5, 0.1), (guarded, 0.0, 1e-4)):
         stages = _stages(size)
         with _pipeline(stages[rank], codec=codec, grad_codec="raw") as pipeline:
             assert low <= _worst_error(rank, stages, pipeline, steps=1) < high, codec
-            assert pipeline.codecs.get("forward") in (None, "raw" if codec is guarded else codec)
+            assert pipeline.codecs.get("forward") in (None, "raw" if codec is guarded else "int8")
     with _pipeline(_stages(size)[rank], codec="auto", grad_codec="auto") as pipeline:
         assert set(pipeline.codecs.values()) <= {"raw", "int8"}
 

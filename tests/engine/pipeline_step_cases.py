@@ -208,8 +208,8 @@ def lossy_codecs(rank: int, size: int) -> dict[str, float]:
             rank,
             linear_stages(size),
             [batch(8, shape=(8, WIDTH))],
-            codec=codec,
-            grad_codec="int8",
+            codec=CodecPolicy(codec, min_nbytes=0),
+            grad_codec=CodecPolicy("int8", min_nbytes=0),
             num_microbatches=4,
         )
         for codec in ("int8", "int4")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pipecomm.codecs.policy import CodecPolicy
 from pipecomm.engine.pipeline import Pipeline
 from pipecomm.schedule import Costs, Schedule, build
 from tests.engine import split_orders
@@ -93,9 +94,9 @@ def from_a_file(rank: int, size: int) -> float:
 
 
 def _gradients(rank: int, size: int, schedule: Any, codec: str) -> list[Tensor]:
-    stage = deep_stages(size)[rank]
+    stage, policy = deep_stages(size)[rank], CodecPolicy(codec, min_nbytes=0)
     with Pipeline(stage, schedule=schedule, num_microbatches=NUM_MICROBATCHES, loss_fn=mse,
-                  codec=codec, grad_codec=codec, timeout_s=TIMEOUT_S) as pipeline:  # fmt: skip
+                  codec=policy, grad_codec=policy, timeout_s=TIMEOUT_S) as pipeline:  # fmt: skip
         for seed in (1, 2):
             given = batch(24, seed=seed, shape=(32, WIDTH))
             pipeline.train_step(given.inputs, given.targets)

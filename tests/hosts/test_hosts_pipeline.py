@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import pipecomm
+from pipecomm.codecs.policy import CodecPolicy
 from pipecomm.errors import StageFailedError
 from tests.engine.pipeline_cases import (
     WIDTH,
@@ -25,6 +26,7 @@ from tests.hosts.network import Hosts
 
 _ENV = {"GLOO_SOCKET_IFNAME": "eth0"}
 _TOLERANCE = 1e-5
+_CODED = CodecPolicy("int8", min_nbytes=0)
 
 
 def raw(rank: int, size: int) -> float:
@@ -38,12 +40,12 @@ def interleaved(rank: int, size: int) -> float:
 
 
 def quantized(rank: int, size: int) -> float:
-    options = {"codec": "int8", "grad_codec": "int8"}
+    options = {"codec": _CODED, "grad_codec": _CODED}
     return worst_error(rank, linear_stages(size), [batch(32)], **options)
 
 
 def coarse(rank: int, size: int) -> float:
-    options = {"codec": "int8", "grad_codec": "int4"}
+    options = {"codec": _CODED, "grad_codec": CodecPolicy("int4", min_nbytes=0)}
     return worst_error(rank, linear_stages(size), [batch(32)], **options)
 
 
