@@ -24,8 +24,13 @@ from pathlib import Path
 from types import ModuleType
 
 from pipecomm import _native, settings
-from pipecomm.drop_in.c10d_compile import CompileError, compile_module, module_name, torch_version
 from pipecomm.errors import NotBuiltError
+from pipecomm.torch_half.c10d_compile import (
+    CompileError,
+    compile_module,
+    module_name,
+    torch_version,
+)
 
 __all__ = ["load"]
 
