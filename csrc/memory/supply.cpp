@@ -49,6 +49,13 @@ Place Supply::place_for(std::size_t nbytes, SegmentClass segment_class, std::siz
   });
 }
 
+// Whether what was found for finer granules is what would be found for these.
+bool Supply::is_place(const Place& place, std::size_t nbytes, std::size_t granule) const {
+  if (place.data == nullptr) return true;
+  const std::size_t missing = round_up(nbytes - place.before_nbytes, granule);
+  return missing <= place.room_nbytes && upstream_->can_stand_at(place.data, missing);
+}
+
 BlockNode* Supply::obtain_by_remap(std::size_t nbytes, std::size_t peak_nbytes) {
   const SegmentClass segment_class = class_of(nbytes);
   const std::size_t granule = upstream_->granule_nbytes();
@@ -67,13 +74,15 @@ BlockNode* Supply::obtain_by_remap(std::size_t nbytes, std::size_t peak_nbytes) 
     if (place.data != nullptr && !fits) continue;
     if (add_fresh(fresh, segment_class, place.data)) return take(nbytes);
   }
+  const std::uint64_t num_remaps = num_remaps_;
   for (const std::size_t piece_granule : {coarse_granule_nbytes(), granule}) {
-    if (!gather(nbytes, piece_granule, place_for(nbytes, segment_class, piece_granule))) continue;
+    const bool stays = num_remaps == num_remaps_ && is_place(place, nbytes, piece_granule);
+    if (!gather(nbytes, piece_granule, stays ? place : place_for(nbytes, segment_class, piece_granule))) continue;
     if (BlockNode* block = take(nbytes)) return block;
   }
   if (BlockNode* block = blocks_.take(nbytes, other(segment_class))) return block;
   // Free granules cannot be moved any more: fresh memory beyond what should lie idle.
-  const Place last = place_for(nbytes, segment_class, granule);
+  const Place last = num_remaps == num_remaps_ ? place : place_for(nbytes, segment_class, granule);
   const std::size_t least = round_up(nbytes - last.before_nbytes, granule);
   return least <= room_nbytes() && add_fresh(least, segment_class, last.data) ? take(nbytes) : nullptr;
 }

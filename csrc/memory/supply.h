@@ -50,6 +50,7 @@ class Supply {
   bool add_fresh(std::size_t nbytes, SegmentClass segment_class, std::byte* wanted);
   bool grow_by_segment(std::size_t nbytes, SegmentClass segment_class);
   Place place_for(std::size_t nbytes, SegmentClass segment_class, std::size_t granule_nbytes) const;
+  bool is_place(const Place& place, std::size_t nbytes, std::size_t granule_nbytes) const;
   std::size_t coarse_granule_nbytes() const;
   std::size_t room_nbytes() const;
   std::size_t release(const std::vector<Piece>& pieces);

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from pipecomm.errors import NotBuiltError
 from pipecomm.torch_half import c10d_build, c10d_compile
@@ -64,8 +65,6 @@ def test_module_name_ignores_files_that_are_not_compiled_in(
 
 
 def test_torch_version_is_that_of_the_running_torch() -> None:
-    import torch
-
     assert c10d_compile.torch_version(Path(torch.__file__).parent) == torch.__version__
 
 
@@ -224,3 +223,18 @@ def test_sources_changed_since_the_install_are_refused_and_not_built(
     monkeypatch.setattr(c10d_build, "compile_module", lambda *_: pytest.fail("built"))
     with pytest.raises(NotBuiltError, match=f"found {re.escape(old)}: the sources changed"):
         c10d_build._find_or_build(fake_torch)
+
+
+def test_load_if_built_compiles_nothing_and_takes_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = c10d_build.load_if_built(torch)
+    assert built is not None
+    assert built is c10d_build.load(torch)
+    monkeypatch.delitem(sys.modules, "pipecomm._c10d")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(c10d_build, "_PACKAGE", tmp_path)
+    monkeypatch.setattr(c10d_build, "_csrc", lambda: CSRC)
+    monkeypatch.setattr(c10d_build.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(c10d_build, "compile_module", lambda *_: pytest.fail("built"))
+    assert c10d_build.load_if_built(torch) is None
