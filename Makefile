@@ -15,7 +15,7 @@ export PIPECOMM_WERROR ?= 1
 PHASES := build/phases
 $(shell rm -f $(PHASES))
 
-.PHONY: help install demo test test-slow lint format cpp-test sanitize fuzz soak kills device-check clean distclean
+.PHONY: help install demo test test-slow lint format cpp-test sanitize fuzz soak kills device-check device-check-rehearsal clean distclean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -66,10 +66,13 @@ kills: $(VENV)/installed ## Kill a rank at 200 random moments, stop one at 20; t
 	$(BIN)/python -m tests.kills $(ARGS)
 
 # The environment must have a CUDA torch, and pybind11, cmake, ninja, pytest, rich and numpy.
-device-check: ## Build, test and time what needs a GPU, in the environment of PYTHON
-	PIPECOMM_CUDA=on $(PYTHON) -m pip install --no-build-isolation --no-deps -e .
-	$(PYTHON) -m pytest -p no:cacheprovider tests/device
-	cd benchmarks && $(PYTHON) codec_cuda.py --json && $(PYTHON) p2p_cuda.py --json
+device-check: ## Build, test and time what needs a GPU, in the environment of PYTHON, within 8 minutes
+	$(PYTHON) -m tests.device.check $(ARGS)
+
+STAND_IN_DRIVER := build/cpp/tests/fake_cuda
+device-check-rehearsal: $(VENV)/installed ## The same without a GPU: over the stand-in driver of `make cpp-test`, if built
+	$(BIN)/python -m tests.device.check --rehearse --limit 1500 --results build/rehearsal \
+	  $(if $(wildcard $(STAND_IN_DRIVER)/libpipecomm.so),--driver $(STAND_IN_DRIVER)) $(ARGS)
 
 clean: ## Remove what was built
 	rm -rf build dist out *.egg-info pipecomm/*.so $(VENV)/installed

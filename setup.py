@@ -29,7 +29,7 @@ from setuptools.command.build_py import build_py
 from setuptools.command.editable_wheel import editable_wheel
 
 ROOT = Path(__file__).resolve().parent
-DEFAULT_ARCHS = "8.0;9.0+PTX"
+EXAMPLE_ARCHS = "8.0;9.0+PTX"
 GIB_PER_JOB = 2
 
 
@@ -114,15 +114,16 @@ def cuda_mode() -> str:
 
 
 def cuda_archs() -> str:
-    """The architectures in CMake's words: "8.0;9.0+PTX" becomes "80-real;90"."""
+    """The architectures in CMake's words: "8.0;9.0+PTX" becomes "80-real;90"; "": the default."""
     names = ("PIPECOMM_CUDA_ARCHS", "TORCH_CUDA_ARCH_LIST")
     name = next((n for n in names if os.environ.get(n, "").strip()), None)
-    text = os.environ[name] if name else DEFAULT_ARCHS
-    archs = []
+    if name is None:
+        return ""
+    text, archs = os.environ[name], []
     for word in re.split(r"[;, ]+", text.strip()):
         match = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", word)
         if match is None:
-            stop(f"{name} lists compute capabilities such as '{DEFAULT_ARCHS}'; got {word!r}.")
+            stop(f"{name} lists compute capabilities such as '{EXAMPLE_ARCHS}'; got {word!r}.")
         if int(match[1]) < 8:
             print(f"pipecomm: {word} of {name} is left out; the kernels need 8.0 or newer")
             continue

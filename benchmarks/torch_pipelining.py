@@ -13,26 +13,48 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from _harness import Timing, add_options, measure, report
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+)
 
 import pipecomm
 
 WIDTH, ROWS, NUM_MICROBATCHES, SIZE = 1024, 1024, 8, 2
-SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+# Name -> torch's class, and stages of a rank.
+SCHEDULES: dict[str, tuple[Any, int]] = {
+    "gpipe": (ScheduleGPipe, 1),
+    "1f1b": (Schedule1F1B, 1),
+    "interleaved": (ScheduleInterleaved1F1B, 2),
+}
 
 Step = Callable[[], float | None]
 
 
-def make_stage(rank: int) -> nn.Module:
-    torch.manual_seed(rank)
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+def make_stages(name: str, rank: int) -> dict[int, nn.Module]:
+    """Those of a rank, by index; all ranks' stages together are the same whatever the schedule."""
+    _, parts = SCHEDULES[name]
+    stages: dict[int, nn.Module] = {}
+    for index in range(rank, parts * SIZE, SIZE):
+        torch.manual_seed(index)
+        blocks = [(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(2 // parts)]
+        stages[index] = nn.Sequential(*(layer for block in blocks for layer in block))
+    return stages
 
 
 def torch_step(
     name: str, rank: int, group: dist.ProcessGroup, inputs: Tensor, targets: Tensor
 ) -> Step:
-    stage = PipelineStage(make_stage(rank), rank, SIZE, torch.device("cpu"), group=group)
-    schedule = SCHEDULES[name](stage, NUM_MICROBATCHES, loss_fn=nn.functional.mse_loss)
+    kind, parts = SCHEDULES[name]
+    num_stages = parts * SIZE
+    stages = [
+        PipelineStage(module, index, num_stages, torch.device("cpu"), group=group)
+        for index, module in make_stages(name, rank).items()
+    ]
+    given = stages if parts > 1 else stages[0]
+    schedule = kind(given, NUM_MICROBATCHES, loss_fn=nn.functional.mse_loss)
 
     def step() -> float | None:
         losses: list[Tensor] = []
@@ -47,7 +69,7 @@ def torch_step(
 
 def engine_step(name: str, rank: int, inputs: Tensor, targets: Tensor) -> Step:
     pipeline = pipecomm.Pipeline(
-        make_stage(rank),
+        list(make_stages(name, rank).values()),
         schedule=name,
         num_microbatches=NUM_MICROBATCHES,
         loss_fn=nn.functional.mse_loss,

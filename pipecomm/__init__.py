@@ -40,7 +40,7 @@ __all__ = [
     *errors.__all__,
 ]
 
-# Loaded when first used, so that schedules, the doctor and a useful error are to be had
+# Loaded when first used, so that schedules, the doctor and a useful error are available
 # where torch or the extension is missing or broken.
 _HOMES = {
     "BackendOptions": "drop_in.backend",

@@ -13,7 +13,7 @@ ADVICE = (
 
 
 def why_not_addressable(tensor: Tensor) -> str | None:
-    """What `tensor` is, if its elements are not to be had at its data_ptr(); else None.
+    """What `tensor` is, if its elements do not lie at its data_ptr(); else None.
 
     Subclasses may change what operations do to their memory, not what their memory means:
     Parameter passes, and with it every class that leaves __torch_dispatch__ alone.
@@ -47,5 +47,9 @@ def _end_nbytes(tensor: Tensor) -> int:
     """Bytes of its storage up to the end of the last element; 0 without elements."""
     if tensor.numel() == 0:
         return 0
-    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.is_contiguous():
+        last = tensor.numel() - 1
+    else:
+        strides = zip(tensor.shape, tensor.stride(), strict=True)
+        last = sum((n - 1) * stride for n, stride in strides)
     return int(tensor.storage_offset() + last + 1) * tensor.element_size()

@@ -34,7 +34,7 @@ class TensorError(PipecommError, ValueError, TypeError):
 
 
 class NotBuiltError(PipecommError, NotImplementedError):
-    """A part that this installation was built without."""
+    """This installation was built without the part that is needed."""
 
 
 class PoolExhaustedError(PipecommError, MemoryError):

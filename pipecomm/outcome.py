@@ -1,4 +1,4 @@
-"""What a rank tells the launcher that started it, above all of whose fault its end is."""
+"""What a rank tells the launcher that started it, above all whose fault its end is."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def event_pipe() -> Callable[[Event], None] | None:
 
 def report_end(error: BaseException) -> None:
     """Tell the launcher, if there is one, where `error`, which ends this rank, says that another
-    rank is the cause: then it is not this one that the job's outcome names.
+    rank is the cause: the job's outcome then names that one, not this one.
     """
     send = event_pipe()
     # A grandchild has inherited the variable, not the rank.

@@ -111,10 +111,12 @@ CODEC = Setting(
 GRAD_CODEC = Setting(
     "PIPECOMM_GRAD_CODEC", str, "a codec, such as int8", "raw", "of messages to lower ranks"
 )
+# Its default is that of the engine and of a link too. Coding 4 KiB gains on a link of less than
+# 1.4 to 4 GB/s, as slow as "auto" takes a codec for; coding 1 KiB, of less than 0.5 to 1 GB/s
+# (benchmarks/small_messages.py).
 MIN_NBYTES = Setting(
-    # Messages below gain nothing from a codec: they cost latency, not bandwidth.
-    "PIPECOMM_MIN_NBYTES", _whole, "a number of bytes", 65536, "smaller tensors stay as they are"
-)  # fmt: skip
+    "PIPECOMM_MIN_NBYTES", _whole, "a number of bytes", 4096, "smaller tensors stay as they are"
+)
 AUTOLOAD = Setting(
     "PIPECOMM_AUTOLOAD", _flag, _FLAG, False, "1: pipecomm takes gloo's place, at `import torch`"
 )

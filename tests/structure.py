@@ -70,7 +70,7 @@ PYTHON_ROOMS = {
     "outcome": {"errors", "settings"},
     "direction": set(),
     "schedule": {"errors", "direction", "_native"},
-    "codecs": {"errors", "_native", "addressable"},
+    "codecs": {"errors", "_native", "settings", "addressable"},
     "torch_half": {"errors", "_native", "settings"},
     "memory": {"errors", "_native", "device", "torch_half"},
     "replay": {"errors", "_native", "memory", "schedule"},
@@ -89,7 +89,9 @@ PYTHON_ROOMS = {
     },
 }
 # Public names of what is in the rooms; no room imports them.
-PYTHON_DOORS = {"__main__", "arrays", "codec_ops", "deepspeed_p2p", "megatron", "timeline"}
+PYTHON_DOORS = {
+    *("__main__", "arrays", "codec_ops", "deepspeed_p2p", "megatron", "metrics", "timeline"),
+}
 # What tests/test_doors.py tests: there is nothing in them.
 TESTED_BY_DOORS = {*PYTHON_DOORS, "_version"}
 # Part of the package -> all it may import, besides itself and the standard library.

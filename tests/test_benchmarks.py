@@ -14,7 +14,7 @@ from tests.patience import patient
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
 NAMES = sorted(path.name for path in FOLDER.glob("[a-z]*.py"))
-NEEDS_A_GPU = {"codec_cuda.py", "p2p_cuda.py"}
+NEEDS_A_GPU = {"codec_cuda.py", "p2p_cuda.py", "first_use_cuda.py", "engines_cuda.py"}
 # Times nothing; tests/test_setups.py runs it.
 PREDICTS = {"setups.py"}
 # Those that train have steps instead of rounds.
@@ -23,6 +23,10 @@ SHORT = {
     "codec_error.py": ["--steps", "2"],
     "codec.py": ["--rounds", "2", "--mib", "8"],
     "simulate.py": ["--ranks", "64"],
+    "late_gradients.py": ["--steps", "25", "--seeds", "1", "--held-out", "1"],
+    "asynchronous.py": ["--rounds", "2", "--batches", "2"],
+    "schedules.py": ["--rounds", "2", "--ranks", "4", "--schedules", "1f1b", "zb-h1"],
+    "slow_links.py": ["--rounds", "2", "--ranks", "4"],
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
+import subprocess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,8 +33,8 @@ def setup_py() -> ModuleType:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "80-real;90"),
-        ("   ", "80-real;90"),
+        ("", ""),
+        ("   ", ""),
         ("9.0", "90-real"),
         ("9.0+PTX", "90"),
         ("8.0 8.6;9.0+PTX", "80-real;86-real;90"),
@@ -218,3 +219,32 @@ def test_python_sources_are_valid_for_the_oldest_supported_python() -> None:
     for path in (ROOT / "pipecomm").rglob("*.py"):
         ast.parse(path.read_text(), filename=str(path), feature_version=(3, 10))
     assert 'requires-python = ">=3.10"' in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ("sm_80 sm_90 sm_90a sm_100 sm_103 sm_120 sm_121", "80-real;90;100-real;120-real"),
+        ("sm_80 sm_90 sm_90a", "80-real;90"),
+        ("sm_80 sm_90 sm_100a sm_101", "80-real;90"),
+        ("", "80-real;90"),
+    ],
+)
+def test_default_cuda_archs_are_those_that_nvcc_knows(
+    setup_py: Any, tmp_path: Path, codes: str, expected: str
+) -> None:
+    nvcc, script = tmp_path / "nvcc", tmp_path / "archs.cmake"
+    lines = "".join(f"echo {code}\n" for code in codes.split())
+    nvcc.write_text(f'#!/bin/sh\n[ "$1" = --list-gpu-code ] || exit 1\n{lines}')
+    nvcc.chmod(0o755)
+    script.write_text(f"""
+set(PIPECOMM_CUDA off)
+include({ROOT}/cmake/cuda.cmake)
+set(CMAKE_CUDA_COMPILER {nvcc})
+default_cuda_archs(ARCHS)
+message(STATUS "archs ${{ARCHS}}.")
+""")
+    done = subprocess.run(
+        [setup_py.find_tool("cmake"), "-P", script], capture_output=True, text=True, check=True
+    )
+    assert f"-- archs {expected}.\n" in done.stdout

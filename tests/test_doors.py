@@ -17,6 +17,7 @@ DOORS = {
     "pipecomm.codec_ops": "pipecomm.codecs.ops",
     "pipecomm.deepspeed_p2p": "pipecomm.drop_in.deepspeed",
     "pipecomm.megatron": "pipecomm.drop_in.megatron",
+    "pipecomm.metrics": "pipecomm.app.metrics",
     "pipecomm.timeline": "pipecomm.engine.timeline",
 }
 

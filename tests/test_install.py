@@ -40,7 +40,7 @@ if platform.machine() == "x86_64":
 
 
 @dataclass(frozen=True)
-class Place:
+class Workshop:
     """Where the installations happen."""
 
     folder: Path  # its name has a space and an accented letter
@@ -86,42 +86,42 @@ def link_packages(target: Path, *, only: tuple[str, ...] | None) -> Path:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     folder = tmp_path_factory.mktemp("install") / "a pläce"
     folder.mkdir()
     tools = link_packages(folder / "tools", only=BUILD_TOOLS)
-    return Place(folder, tools, link_packages(folder / "everything", only=None))
+    return Workshop(folder, tools, link_packages(folder / "everything", only=None))
 
 
 @pytest.fixture(scope="module")
-def sources(place: Place) -> Path:
+def sources(workshop: Workshop) -> Path:
     """The source package, unpacked away from the checkout."""
-    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", place.folder]
-    run([*command, "sdist", "--dist-dir", place.folder], cwd=ROOT)
-    (archive,) = place.folder.glob("pipecomm-*.tar.gz")
+    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", workshop.folder]
+    run([*command, "sdist", "--dist-dir", workshop.folder], cwd=ROOT)
+    (archive,) = workshop.folder.glob("pipecomm-*.tar.gz")
     with tarfile.open(archive) as tar:
-        tar.extractall(place.folder, filter="data")
+        tar.extractall(workshop.folder, filter="data")
     return archive.with_name(archive.name.removesuffix(".tar.gz"))
 
 
 @pytest.fixture(scope="module")
-def builder(place: Place) -> Path:
-    return place.make_venv("builder")
+def builder(workshop: Workshop) -> Path:
+    return workshop.make_venv("builder")
 
 
 @pytest.fixture(scope="module")
-def wheel(place: Place, sources: Path, builder: Path) -> Path:
+def wheel(workshop: Workshop, sources: Path, builder: Path) -> Path:
     """Built where no torch is installed."""
     options = ["--no-index", "--no-deps", "--no-build-isolation", "--no-cache-dir", "-q"]
-    run([builder, "-m", "pip", "wheel", *options, "-w", place.folder, sources], **BUILD_ENV)
-    (path,) = place.folder.glob("*.whl")
+    run([builder, "-m", "pip", "wheel", *options, "-w", workshop.folder, sources], **BUILD_ENV)
+    (path,) = workshop.folder.glob("*.whl")
     return path
 
 
 @pytest.fixture(scope="module")
-def installed(place: Place, wheel: Path) -> Path:
+def installed(workshop: Workshop, wheel: Path) -> Path:
     """Python of an environment with the wheel."""
-    python = place.make_venv("installed")
+    python = workshop.make_venv("installed")
     pip_install(python, wheel)
     return python
 
@@ -176,12 +176,12 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))""",
 
 
 def test_torch_half_is_built_once_at_the_first_use_by_several_processes(
-    place: Place, installed: Path
+    workshop: Workshop, installed: Path
 ) -> None:
-    cache = place.folder / "first use"
+    cache = workshop.folder / "first use"
     env = {
         **os.environ,
-        "PYTHONPATH": str(place.everything),
+        "PYTHONPATH": str(workshop.everything),
         "XDG_CACHE_HOME": str(cache),
         "CUDA_HOME": "/nonexistent",
         "CXX": f"{os.environ.get('CXX') or 'c++'} -Ofast {FAST}",
@@ -189,7 +189,7 @@ def test_torch_half_is_built_once_at_the_first_use_by_several_processes(
     ranks = [
         subprocess.Popen(
             [installed, "-W", "error::RuntimeWarning", "-c", code],
-            cwd=place.folder,
+            cwd=workshop.folder,
             env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -205,14 +205,14 @@ def test_torch_half_is_built_once_at_the_first_use_by_several_processes(
     # From now on no compiler is needed.
     again = run(
         [installed, "-c", IMPORT_ORDERS["torch first"]],
-        cwd=place.folder,
+        cwd=workshop.folder,
         **{**env, "CXX": "/bin/false"},
     )
     assert again.stdout.strip() == str(built)
 
 
 def test_flags_for_fast_mathematics_change_no_byte_of_a_codec_and_leave_subnormals_alive(
-    place: Place, installed: Path
+    workshop: Workshop, installed: Path
 ) -> None:
     # Appended: the installed package comes before the one of the checkout.
     options = ["-q", "-p", "no:cacheprovider", "--import-mode=append", "--rootdir", ROOT]
@@ -225,8 +225,8 @@ def test_flags_for_fast_mathematics_change_no_byte_of_a_codec_and_leave_subnorma
         "import sys, pytest, pipecomm._core; assert float('1e-310') * 1.0 > 0.0\n"
         "assert pipecomm.__file__.startswith(sys.prefix); sys.exit(pytest.main(sys.argv[1:]))"
     )
-    env = {"PYTHONPATH": str(place.everything)}
-    run([installed, "-c", alive, *options], cwd=place.folder, **env)
+    env = {"PYTHONPATH": str(workshop.everything)}
+    run([installed, "-c", alive, *options], cwd=workshop.folder, **env)
 
 
 @pytest.mark.skipif(bool(mounts.why_impossible()), reason=mounts.why_impossible())
@@ -238,7 +238,12 @@ def test_flags_for_fast_mathematics_change_no_byte_of_a_codec_and_leave_subnorma
     ],
 )
 def test_checkout_that_cannot_be_written_is_built_elsewhere_or_the_way_out_is_named(
-    place: Place, sources: Path, builder: Path, tmp_path: Path, words: list[str], expected: str
+    workshop: Workshop,
+    sources: Path,
+    builder: Path,
+    tmp_path: Path,
+    words: list[str],
+    expected: str,
 ) -> None:
     copy = shutil.copytree(sources, tmp_path / "copy", ignore=shutil.ignore_patterns("build"))
     pip = [*mounts.in_read_only(copy), builder, "-m", "pip", words[0], "--no-index", "--no-deps"]
@@ -252,21 +257,21 @@ def test_checkout_that_cannot_be_written_is_built_elsewhere_or_the_way_out_is_na
 
 
 def test_command_line_started_in_the_source_folder_uses_the_installed_package(
-    place: Place, sources: Path, installed: Path
+    workshop: Workshop, sources: Path, installed: Path
 ) -> None:
-    env = {"PYTHONPATH": str(place.everything)}
+    env = {"PYTHONPATH": str(workshop.everything)}
     done = run([installed.with_name("pipecomm"), "--help"], cwd=sources, **env)
     assert "doctor" in done.stdout
     assert "RuntimeWarning" not in done.stderr
 
 
-def describe(place: Place, python: Path) -> str:
+def describe(workshop: Workshop, python: Path) -> str:
     code = (
         "import pipecomm, pipecomm.errors as errors; from pipecomm._native import core\n"
         "print(core.build_info()['compiler'].split()[0], getattr(errors, 'ADDED', '-'))"
     )
-    env = {"PYTHONPATH": str(place.everything)}
-    return run([python, "-c", code], cwd=place.folder, **env).stdout.strip()
+    env = {"PYTHONPATH": str(workshop.everything)}
+    return run([python, "-c", code], cwd=workshop.folder, **env).stdout.strip()
 
 
 def replace(path: Path, old: str, new: str) -> None:
@@ -276,18 +281,18 @@ def replace(path: Path, old: str, new: str) -> None:
 
 
 def test_editable_install_shows_changes_and_gives_way_to_a_normal_one(
-    place: Place, sources: Path, builder: Path, wheel: Path
+    workshop: Workshop, sources: Path, builder: Path, wheel: Path
 ) -> None:
     pip_install(builder, "-e", sources)
-    compiler, added = describe(place, builder).split()
+    compiler, added = describe(workshop, builder).split()
     assert added == "-"
     replace(sources / "csrc/bindings/build_info.cpp", f'"{compiler} ', '"changed ')
     replace(sources / "pipecomm/errors.py", "__all__ = [", "ADDED = 'added'\n__all__ = [")
-    assert describe(place, builder) == f"{compiler} added"
+    assert describe(workshop, builder) == f"{compiler} added"
     pip_install(builder, "-e", sources)
-    assert describe(place, builder) == "changed added"
+    assert describe(workshop, builder) == "changed added"
     pip_install(builder, "--force-reinstall", wheel)
-    assert describe(place, builder) == f"{compiler} -"
+    assert describe(workshop, builder) == f"{compiler} -"
     run([builder, "-m", "pip", "uninstall", "-y", "-q", "pipecomm"])
     site_packages = next(builder.parent.parent.glob("lib/python*/site-packages"))
     assert list(site_packages.glob("*pipecomm*")) == []

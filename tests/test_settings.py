@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from pipecomm import settings
+from pipecomm import BackendOptions, Codec, CodecPolicy, settings
 from pipecomm.errors import ConfigError
+from pipecomm.links.link import Links
 from pipecomm.settings import ALL, Setting
 from tests import source_files as source
 
@@ -114,3 +117,13 @@ def test_reads_in_cpp_are_found(tmp_path: Path) -> None:
     path = tmp_path / "a.cpp"
     path.write_text('f(std::getenv("ONE"), getenv( "TWO"));  // getenv("THREE")\n')
     assert source.cpp_variables(path) == {"ONE", "TWO"}
+
+
+def test_engine_links_and_backend_code_from_one_size_on() -> None:
+    default = settings.MIN_NBYTES.default
+    sends = inspect.signature(Links.send).parameters["min_nbytes"]
+    covers = inspect.signature(Codec.covers).parameters["min_nbytes"]
+    assert CodecPolicy("int8").min_nbytes == BackendOptions().min_nbytes == default
+    assert sends.default == covers.default == default
+    assert Codec("int8").covers(torch.zeros(default // 4))
+    assert not Codec("int8").covers(torch.zeros(default // 4 - 1))

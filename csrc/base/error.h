@@ -41,7 +41,7 @@ class PC_API Error : public std::exception {
   std::string text_;
 };
 
-// "Too many open files (errno 24; RLIMIT_NOFILE is 1024)": with the limit of the process that is met, if one is.
+// "Too many open files (errno 24; RLIMIT_NOFILE is 1024)": names the limit of the process that was reached, if any.
 PC_API std::string describe_errno(int code);
 // Throws a transport error that carries errno's description: "<what>: <description>".
 [[noreturn]] PC_API void throw_errno(const std::string& what);

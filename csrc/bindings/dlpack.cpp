@@ -51,7 +51,7 @@ void give_back(DlpackManaged* managed) {
   try {
     shared->block.reset(shared->device ? shared->device->record(shared->stream) : Event{});
   } catch (const std::exception&) {
-    // Under graph capture, or without the device: nobody can tell when the memory is free, so that it stays taken.
+    // Under graph capture, or without the device: nobody can tell when the memory is free, so it stays taken.
     static_cast<void>(new Block(std::move(shared->block)));
   }
 }

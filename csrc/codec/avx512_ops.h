@@ -218,7 +218,7 @@ struct Avx512Ops : PlainOps {
     const __m512 steps = _mm512_mul_ps(above, _mm512_set1_ps(group.inverse));
     return _mm512_cvtps_epi32(_mm512_max_ps(steps, _mm512_setzero_ps()));
   }
-  // Half of a 16-bit float is exact, so that fusing it with the subtraction changes nothing; none is below zero.
+  // Half of a 16-bit float is exact, so fusing it with the subtraction changes nothing; none is below zero.
   template <typename T>
   static __m512i codes_of(Int4Rule, __m512 values, const GroupCode& group, T) {
     const __m512 above = _mm512_fmsub_ps(values, _mm512_set1_ps(0.5f), _mm512_set1_ps(group.half_zero));

@@ -31,7 +31,7 @@ struct CodecSpec {
 
 // The codec can carry a tensor of that dtype.
 inline bool carries(const CodecSpec& spec, DType dtype) { return spec.is_raw() || is_quantizable(dtype); }
-// Whether a tensor is coded, or passes bit-exact: the rule wherever a codec is meant for what it fits.
+// Whether a tensor is coded or passes bit-exact: the one rule of C++.
 inline bool is_coded(const CodecSpec& spec, DType dtype, std::size_t nbytes, std::size_t min_nbytes) {
   return !spec.is_raw() && is_quantizable(dtype) && nbytes >= min_nbytes;
 }

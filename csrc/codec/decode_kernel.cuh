@@ -7,7 +7,7 @@
 
 namespace pipecomm {
 
-// What a code stands for: computed, or looked up where each lane wants another of 16 numbers.
+// What a code stands for: computed, or looked up where each lane wants a different one of 16 numbers.
 template <class Rule>
 struct Levels {
   __device__ explicit Levels(const float*) {}
@@ -42,13 +42,13 @@ __device__ inline void fill_table(float (&table)[16]) {
   __syncthreads();
 }
 
-// A group that its row's end cuts short: a value after the other, the spikes by the lanes that wrote there before.
+// A group that its row's end cuts short: one value after the other, the spikes by the lanes that wrote there before.
 template <typename T, class Rule, int kLanes, bool kHasSpikes>
 __device__ inline void decode_part(const RunLayout& run, const unsigned char* wire, std::int64_t index,
-                                   const GroupPlace& place, int lane, const Levels<Rule>& levels, float scale,
-                                   float zero, T* x) {
-  const unsigned char* codes = wire + place.code;
-  const int count = place.num_values;
+                                   const Group& group, int lane, const Levels<Rule>& levels, float scale, float zero,
+                                   T* x) {
+  const unsigned char* codes = wire + group.code;
+  const int count = group.num_values;
   const int half = (count + 1) / 2;
   for (int i = lane; i < count; i += kLanes) {
     std::uint32_t code = codes[Rule::kCodeBits == 8 || i < half ? i : i - half];
@@ -89,18 +89,18 @@ __global__ void decode_kernel(RunLayout run, const unsigned char* wire, T* dst) 
   for (std::int64_t unit = team.first; unit < num_units; unit += team.step) {
     const std::int64_t index = team.group_index(run, unit);
     if (index < 0) continue;
-    const GroupPlace place = run.place(index);
-    T* x = dst + place.element;
+    const Group group = run.group(index);
+    T* x = dst + group.element;
     const int lane = team.group_lane();
     float scale = load_bf16(wire + index * 2);
     float zero = Rule::kIsSymmetric ? 0.0f : load_bf16(wire + run.zeros_offset + index * 2);
-    if (place.num_values != kGroupSize) {
-      decode_part<T, Rule, kLanes, kHasSpikes>(run, wire, index, place, lane, levels, scale, zero, x);
+    if (group.num_values != kGroupSize) {
+      decode_part<T, Rule, kLanes, kHasSpikes>(run, wire, index, group, lane, levels, scale, zero, x);
       continue;
     }
     float values[kPerLane];
-    load_levels<Rule, kLanes>(wire + place.code, lane, levels, values);
-    if (!kHasSpikes && kUnitSize == kTransformWidth && place.is_transformed) {
+    load_levels<Rule, kLanes>(wire + group.code, lane, levels, values);
+    if (!kHasSpikes && kUnitSize == kTransformWidth && group.is_transformed) {
       transform_back<Rule>(values, team.lane, scale, zero);
     } else {
       for (int i = 0; i < kPerLane; ++i) values[i] = dequantize<Rule>(values[i], scale, zero);

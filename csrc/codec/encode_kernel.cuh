@@ -122,12 +122,12 @@ __global__ void encode_kernel(RunLayout run, KernelNoise noise, const T* src, un
   for (std::int64_t unit = team.first; unit < num_units; unit += team.step) {
     const std::int64_t index = team.group_index(run, unit);
     if (index < 0) continue;
-    const GroupPlace place = run.place(index);
-    const T* x = src + place.element;
+    const Group group = run.group(index);
+    const T* x = src + group.element;
     const int lane = team.group_lane();
-    if (place.num_values != kGroupSize) {
-      encode_part<T, Rule, kGroupSize, kHasSpikes>(run, index, x, place.num_values, lane, noise, wire,
-                                                   wire + place.code);
+    if (group.num_values != kGroupSize) {
+      encode_part<T, Rule, kGroupSize, kHasSpikes>(run, index, x, group.num_values, lane, noise, wire,
+                                                   wire + group.code);
       continue;
     }
     float values[kPerLane];
@@ -139,12 +139,12 @@ __global__ void encode_kernel(RunLayout run, KernelNoise noise, const T* src, un
       const Spikes spikes = take_spikes<kGroupSize / kPerLane>(run, index, visit, wire);
       for (int i = 0; i < kPerLane; ++i) values[i] = spikes.at(lane * kPerLane + i, values[i]);
     } else if constexpr (kUnitSize == kTransformWidth) {
-      if (place.is_transformed) {
+      if (group.is_transformed) {
         multiply_by_factors(values, team.lane, kTransformScale);
         butterflies_of_lanes(values, team.lane);
       }
     }
-    encode_full<Rule, kGroupSize>(run, index, values, lane, noise, wire, wire + place.code);
+    encode_full<Rule, kGroupSize>(run, index, values, lane, noise, wire, wire + group.code);
   }
 }
 

@@ -1,6 +1,6 @@
 // The transform of hadamard=64: blocks of 64 neighbouring values of a row, with fixed random signs, times the
-// Walsh-Hadamard matrix H. Encoding codes v = H D x / 64, decoding gives D H v, for H H = 64 and D D = 1: both factors
-// are powers of two, and no sum of the encoder exceeds the block's largest |x|.
+// Walsh-Hadamard matrix H. Encoding codes v = H D x / 64, decoding gives D H v, since H H = 64 I and D D = I: both
+// factors are powers of two, and no sum of the encoder exceeds the block's largest |x|.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace pipecomm {
 
 inline constexpr int kTransformWidth = 64;
-// Value i changes its sign where bit i is set: the first 64 bits of pi behind the point.
+// Value i changes its sign where bit i is set: the first 64 bits of pi's fraction.
 inline constexpr std::uint64_t kTransformSigns = 0x243f6a8885a308d3u;
 inline constexpr float kTransformScale = 1.0f / 64;
 // Decoding works on values times this: sums of 64 values of any scale stay in range, and nothing a bf16 scale of

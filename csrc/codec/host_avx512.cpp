@@ -42,7 +42,7 @@ struct Avx512 : Avx512Ops<kStreams> {
   using Ops = Avx512Ops<kStreams>;
 
   // Butterflies at a distance within a register: `swapped` holds each lane's partner. A product with 1 or -1 is exact,
-  // so that fusing it with the sum changes nothing.
+  // so fusing it with the sum changes nothing.
   template <int kDistance>
   static __m512 add_partners(__m512 v, __m512 swapped) {
     return _mm512_fmadd_ps(v, _mm512_loadu_ps(kPartnerSigns<kDistance>.at), swapped);
@@ -58,7 +58,7 @@ struct Avx512 : Avx512Ops<kStreams> {
     b = _mm512_sub_ps(a, b);
     a = sum;
   }
-  // Inlined, for the registers of an argument by reference would pass through memory.
+  // Inlined: the registers of an argument by reference would pass through memory.
   [[gnu::always_inline]] static void butterflies_of(__m512 (&v)[4]) {
     for (__m512& lanes : v) lanes = within(lanes);
     add_and_subtract(v[0], v[1]);
@@ -94,7 +94,7 @@ struct Avx512 : Avx512Ops<kStreams> {
       of_group[i + 1] = folded(v[2], v[3]);
     }
     store_keys(of_group, low, high);
-    // One value tells whether its block is finite, for every input is in its sum.
+    // One value tells whether its block is finite: every input is in its sum.
     const __m256i firsts = _mm256_mullo_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(64));
     const __mmask8 is_not_finite = _mm256_fpclass_ps_mask(_mm256_i32gather_ps(out, firsts, 4), 0x99);
     if (is_not_finite == 0) return;

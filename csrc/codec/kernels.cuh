@@ -95,7 +95,7 @@ __device__ inline Vec8 load_codes(const unsigned char* at) {
   return codes;
 }
 
-// The kLanes lanes, from a multiple of kLanes, that this lane is one of.
+// The kLanes lanes, starting at a multiple of kLanes, among which this lane is.
 template <int kLanes>
 __device__ inline unsigned lane_mask() {
   constexpr unsigned kTeam = kLanes == 32 ? 0xffffffffu : (1u << kLanes) - 1;

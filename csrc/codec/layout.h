@@ -21,7 +21,7 @@ PC_HD constexpr std::int64_t code_nbytes(int num_values, int code_bits) {
 }
 
 // One group: its first value, counted from the tensor's first, and its first code byte, counted from the run's.
-struct GroupPlace {
+struct Group {
   std::int64_t element;
   std::int64_t code;
   int num_values;
@@ -67,14 +67,14 @@ struct RunLayout {
   }
 
   // `index` counts from the run's first group.
-  PC_HD GroupPlace place(std::int64_t index) const {
-    const std::int64_t group = group_begin + index;
-    const std::int64_t code = codes_offset + code_position(group) - code_position(group_begin);
-    if (is_dense && !has_transform) return {group * group_size, code, group_size, false};
-    const std::int64_t col = group % groups_per_row * group_size;
+  PC_HD Group group(std::int64_t index) const {
+    const std::int64_t number = group_begin + index;
+    const std::int64_t code = codes_offset + code_position(number) - code_position(group_begin);
+    if (is_dense && !has_transform) return {number * group_size, code, group_size, false};
+    const std::int64_t col = number % groups_per_row * group_size;
     const std::int64_t left = cols - col;
     const int num_values = left < group_size ? static_cast<int>(left) : group_size;
-    return {group / groups_per_row * cols + col, code, num_values, is_transformed(col)};
+    return {number / groups_per_row * cols + col, code, num_values, is_transformed(col)};
   }
 };
 

@@ -16,7 +16,7 @@ struct PhiloxWords {
 
 PC_HD inline PhiloxWords philox4x32(PhiloxWords counter, std::uint32_t key0, std::uint32_t key1) {
 #if !defined(__CUDACC__)
-// A loop over calls vectorizes only if it has none within.
+// A loop over calls vectorizes only if no other loop is inside it.
 #pragma GCC unroll 10
 #endif
   for (int round = 0; round < 10; ++round) {

@@ -201,7 +201,7 @@ struct Nf4Rule {
 };
 
 // The value of a level. Where there is a zero, level * scale alone can exceed the largest float: then halves are added.
-// Only then, for the half of a subnormal number need not be one.
+// Only then: half of a subnormal number need not be a float.
 template <class Rule>
 PC_HD inline float dequantize(float level, float scale, float zero) {
   if constexpr (Rule::kIsSymmetric && Rule::kCodeBits == 4) {

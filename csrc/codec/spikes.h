@@ -1,7 +1,7 @@
 // The option spikes=1|2|4: the values of largest magnitude of a group are kept beside its codes, and out of its scale.
 // One after the other, the value of largest magnitude (the first of several) is written down with its place, and the
 // group goes on with a stand-in there: 0, or where a group has a zero its value of smallest magnitude. What is then
-// left is coded as ever. Decoding puts the spikes back, the first one last, for it counts where two share a place.
+// left is coded as usual. Decoding puts the spikes back, the first one last: it counts where two share a place.
 #pragma once
 
 #include <cstdint>

@@ -38,7 +38,7 @@ class Walk {
   Walk(const RunLayout& run, std::int64_t value_nbytes, X* tensor, Byte* wire)
       : run_(run),
         value_nbytes_(value_nbytes),
-        x_(tensor + run.place(0).element * value_nbytes),
+        x_(tensor + run.group(0).element * value_nbytes),
         codes_(wire + run.codes_offset),
         cols_(is_one_row(run) ? run.num_groups * run.group_size : run.cols),
         col_(is_one_row(run) ? 0 : run.group_begin % run.groups_per_row * run.group_size) {}

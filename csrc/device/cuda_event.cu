@@ -16,7 +16,7 @@ namespace pipecomm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-// A point that a counter tells of is asked for in vain this long before the device is asked whether it still works.
+// How long a counter is read in vain before the device is asked whether it still works.
 constexpr Clock::duration kPatience = std::chrono::milliseconds(2);
 
 // Events that are used again: making and ending one are calls that wait where others do.

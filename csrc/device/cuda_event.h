@@ -18,7 +18,7 @@ struct CounterPoint {
 
 // The point that `stream`, one of the current device, has reached.
 Event record_cuda_event(cudaStream_t stream, int device_index, CounterPoint point = {});
-// The same without an event of CUDA: a stream that is made to wait for it waits for the counter, and CUDA does not know
+// The same without a CUDA event: a stream that is made to wait for it waits for the counter, and CUDA does not know
 // of that order ("CUDA tasks that are ... ordered by this API should also have that order expressed with CUDA-visible
 // dependencies such as events", cuStreamWaitValue64). For what hosts alone wait for.
 Event counted_cuda_event(int device_index, CounterPoint point);

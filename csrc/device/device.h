@@ -23,7 +23,7 @@ class PC_API Device {
   virtual bool has_host_tensors() const { return is_host(); }
   virtual std::shared_ptr<Stream> make_stream() = 0;
   // The point that `native_stream` (a cudaStream_t of this device) has reached. Throws a config error for a stream
-  // under graph capture: sequence numbers grow, so that a replay would wait for numbers long past.
+  // under graph capture: sequence numbers grow, so a replay would wait for numbers long past.
   virtual Event record(void* native_stream) = 0;
   // Until the last copy of the result dies, this device may copy from and to the range, and its streams may wait for
   // and set counters there. Throws a CUDA error.

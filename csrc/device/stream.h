@@ -78,7 +78,8 @@ class PC_API Stream {
 };
 
 PC_API std::shared_ptr<Stream> make_host_stream();
-// The same, each piece of work begun that long after those before it are done: what does not wait for it shows.
+// The same, but each piece of work begins that long after the one before it is done, so that code that fails to wait is
+// caught.
 PC_API std::shared_ptr<Stream> make_lagging_stream(std::chrono::microseconds lag);
 // A non-blocking stream of the highest priority on CUDA device `device_index`. Throws a not built error where nvcc was
 // not there at build time, a CUDA error where the driver or the device is missing.

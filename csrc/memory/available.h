@@ -15,7 +15,8 @@ struct AvailableMemory {
 };
 
 // The least of what the machine has available and what each memory limit above this process (cgroup v1 or v2, nested)
-// leaves. Reads a few small files each time: limits and places change. `root` is put before their paths.
+// leaves. Reads a few small files each time: limits, and the groups of a process, change. `root` is put before their
+// paths.
 PC_API AvailableMemory available_memory(const std::string& root = "");
 
 }  // namespace pipecomm

@@ -1,4 +1,4 @@
-// A block on loan from a pool, and the pools of host memory.
+// A block that a pool has handed out, and the pools of host memory.
 #pragma once
 
 #include <cstddef>

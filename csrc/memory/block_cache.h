@@ -27,7 +27,7 @@ class alignas(64) BlockCache {
     return bin.blocks[--bin.count];
   }
 
-  // False where there is no room for the block. What it takes the place of, of another size, goes to `drop`.
+  // False where there is no room for the block. A block of another size that it replaces goes to `drop`.
   template <typename Drop>
   bool put(BlockNode* block, Drop&& drop) {
     const std::size_t nbytes = block->second.nbytes;

@@ -115,9 +115,9 @@ std::size_t BlockList::gap_behind(Segments::const_iterator segment) const {
   return next == segments_.end() ? SIZE_MAX : bytes_between(segment->first + segment->second.nbytes, next->first);
 }
 
-Place BlockList::place_for(std::size_t nbytes, SegmentClass segment_class, std::size_t granule,
-                           const std::function<bool(std::byte*, std::size_t)>& can_stand) const {
-  Place best;
+GrowthPoint BlockList::growth_point(std::size_t nbytes, SegmentClass segment_class, std::size_t granule,
+                                    const std::function<bool(std::byte*, std::size_t)>& can_stand) const {
+  GrowthPoint best;
   const FreeSet& free = free_.at(index_of(segment_class));
   for (auto block = free.rbegin(); block != free.rend(); ++block) {
     const std::size_t before = std::min(block->first, nbytes);

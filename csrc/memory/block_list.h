@@ -18,7 +18,7 @@
 namespace pipecomm {
 
 // Where more memory would best stand.
-struct Place {
+struct GrowthPoint {
   std::byte* data = nullptr;           // nullptr: anywhere
   std::size_t before_nbytes = 0;       // free right before it
   std::size_t room_nbytes = SIZE_MAX;  // of addresses up to the next segment
@@ -35,8 +35,8 @@ class BlockList {
   void remove(std::byte* data, std::size_t nbytes);
   // The end of a segment where the free block before it and the addresses behind it hold `nbytes`, and where
   // `can_stand(address, nbytes)`; the one with most free before it.
-  Place place_for(std::size_t nbytes, SegmentClass segment_class, std::size_t granule_nbytes,
-                  const std::function<bool(std::byte*, std::size_t)>& can_stand) const;
+  GrowthPoint growth_point(std::size_t nbytes, SegmentClass segment_class, std::size_t granule_nbytes,
+                           const std::function<bool(std::byte*, std::size_t)>& can_stand) const;
 
   // Best fit in one class; the block becomes live. nullptr where none is large enough. A rest below `least_rest_nbytes`
   // stays with the block; the one that ends at `last_choice` is taken only where no other is large enough.

@@ -103,7 +103,7 @@ DeviceMemory own_mapping(std::shared_ptr<Mapping> mapping) {
                                         std::to_string(static_cast<int>(sharing)) + " from the peer");
 }
 
-// What is shared is of no use to a device whose streams cannot wait for a peer's counters: some virtual ones.
+// What is shared is of no use to a device whose streams cannot wait for a peer's counters: some virtual GPUs.
 void require_counters(int device_index) {
   int can_count = 0;
   PC_DRIVER(cuDeviceGetAttribute, device_index)

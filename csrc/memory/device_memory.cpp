@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <cstdlib>
 #include <map>
 #include <utility>
 
@@ -71,8 +72,20 @@ class DeviceUpstream final : public Upstream {
 }  // namespace
 
 std::vector<Sharing> sharings_of(const Device& device) {
-  if (device.is_host()) return {Sharing::descriptor};
-  return {Sharing::descriptor, Sharing::handle};
+  const std::map<std::string, std::vector<Sharing>> ways = {{"auto", {Sharing::descriptor, Sharing::handle}},
+                                                            {"descriptor", {Sharing::descriptor}},
+                                                            {"handle", {Sharing::handle}},
+                                                            {"none", {}}};
+  const char* value = std::getenv("PIPECOMM_DEVICE_SHARING");
+  const std::string text = value == nullptr || *value == '\0' ? "auto" : value;
+  const auto found = ways.find(text);
+  if (found == ways.end()) {
+    throw Error(ErrorKind::config,
+                "expected auto, descriptor, handle or none in PIPECOMM_DEVICE_SHARING; got '" + text + "'");
+  }
+  std::vector<Sharing> sharings = found->second;
+  if (device.is_host()) std::erase(sharings, Sharing::handle);
+  return sharings;
 }
 
 DeviceMemory share_memory(Device& device, Sharing sharing, std::size_t nbytes) {

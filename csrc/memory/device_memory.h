@@ -14,7 +14,8 @@
 
 namespace pipecomm {
 
-// Ways to share, best first; which of them works for two devices is found out by trying.
+// Ways to share, best first; which of them works for two devices is found out by trying. PIPECOMM_DEVICE_SHARING names
+// the only one to try, or none: tensors then go through the host. Throws a config error for another text.
 PC_API std::vector<Sharing> sharings_of(const Device& device);
 // Memory of this process for one other to adopt; at least `nbytes`. What is shared by handle stays until the process
 // ends. Throws a pool exhausted or CUDA error.

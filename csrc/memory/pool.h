@@ -110,7 +110,7 @@ class PC_API Pool final : private ForkAware {
   void set_exhausted(Exhausted exhausted);
   // Notes every allocation and free in `recorder`; nullptr: no more.
   void set_recorder(std::shared_ptr<TraceRecorder> recorder);
-  // What this thread allocates from here on counts for `tag`, in all pools; gives the one before. 0: none.
+  // What this thread allocates from here on counts for `tag`, in all pools; returns the tag before. 0: none.
   static std::uint16_t set_thread_tag(std::uint16_t tag);
 
  private:

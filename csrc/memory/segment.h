@@ -38,7 +38,7 @@ class PC_API Segment {
   ~Segment();
 
   int fd() const { return fd_; }
-  // Where a mapping is there, it stays. What the descriptor was passed on to has its own.
+  // A mapping stays. Whoever the descriptor was passed on to has one of their own.
   void close_fd();
   std::byte* data() const { return data_; }
   // Bytes of the memory itself, a multiple of the page size.

@@ -38,11 +38,11 @@ void SegmentDirectory::remove_segment(std::uint64_t id) {
   num_removed_.fetch_add(1);
 }
 
-std::optional<SegmentPlace> SegmentDirectory::find(const std::byte* data) const {
+std::optional<SegmentSpan> SegmentDirectory::find(const std::byte* data) const {
   const std::lock_guard lock(mutex_);
   const auto extent = extents_.find(data);
   if (!extent) return std::nullopt;
-  return SegmentPlace{extent->file_id, fds_.at(extent->file_id), extent->offset, extent->nbytes};
+  return SegmentSpan{extent->file_id, fds_.at(extent->file_id), extent->offset, extent->nbytes};
 }
 
 bool SegmentDirectory::has(std::uint64_t id) const {

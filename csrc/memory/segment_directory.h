@@ -14,7 +14,7 @@
 namespace pipecomm {
 
 // Where bytes lie: `offset` into the segment, `nbytes` of which follow each other there and in memory.
-struct SegmentPlace {
+struct SegmentSpan {
   std::uint64_t id = 0;  // of the segment; never used again in this process
   int fd = -1;           // open while any memory of the segment is in use
   std::size_t offset = 0;
@@ -37,7 +37,7 @@ class PC_API SegmentDirectory {
   // The segment goes back to the system.
   void remove_segment(std::uint64_t id);
 
-  std::optional<SegmentPlace> find(const std::byte* data) const;
+  std::optional<SegmentSpan> find(const std::byte* data) const;
   bool has(std::uint64_t id) const;
   // Segments that have ever gone back: unchanged, no id has become invalid.
   std::uint64_t num_removed() const { return num_removed_.load(); }

@@ -13,7 +13,7 @@ namespace {
 constexpr std::size_t kMaxSmallNbytes = std::size_t{1} << 20;
 constexpr std::size_t kMinGrowthNbytes = std::size_t{2} << 20;
 constexpr std::size_t kMaxGrowthNbytes = std::size_t{64} << 20;
-// Share of the most in use that may lie idle before free granules are moved instead of taking fresh memory.
+// Share of the peak in use that may lie idle before free granules are moved instead of taking fresh memory.
 constexpr std::size_t kSlackShare = 48;
 // Moving granules smaller than this part of the pool would leave it in too many mappings.
 constexpr std::size_t kMaxGranules = 8192;
@@ -43,17 +43,17 @@ std::size_t Supply::coarse_granule_nbytes() const {
   return std::max(upstream_->granule_nbytes(), std::bit_floor(reserved_nbytes_ / kMaxGranules));
 }
 
-Place Supply::place_for(std::size_t nbytes, SegmentClass segment_class, std::size_t granule) const {
-  return blocks_.place_for(nbytes, segment_class, granule, [this](std::byte* data, std::size_t missing_nbytes) {
+GrowthPoint Supply::growth_point(std::size_t nbytes, SegmentClass segment_class, std::size_t granule) const {
+  return blocks_.growth_point(nbytes, segment_class, granule, [this](std::byte* data, std::size_t missing_nbytes) {
     return upstream_->can_stand_at(data, missing_nbytes);
   });
 }
 
 // Whether what was found for finer granules is what would be found for these.
-bool Supply::is_place(const Place& place, std::size_t nbytes, std::size_t granule) const {
-  if (place.data == nullptr) return true;
-  const std::size_t missing = round_up(nbytes - place.before_nbytes, granule);
-  return missing <= place.room_nbytes && upstream_->can_stand_at(place.data, missing);
+bool Supply::is_growth_point(const GrowthPoint& point, std::size_t nbytes, std::size_t granule) const {
+  if (point.data == nullptr) return true;
+  const std::size_t missing = round_up(nbytes - point.before_nbytes, granule);
+  return missing <= point.room_nbytes && upstream_->can_stand_at(point.data, missing);
 }
 
 BlockNode* Supply::obtain_by_remap(std::size_t nbytes, std::size_t peak_nbytes) {
@@ -66,38 +66,38 @@ BlockNode* Supply::obtain_by_remap(std::size_t nbytes, std::size_t peak_nbytes) 
   peak_used_nbytes_ = std::max({peak_used_nbytes_, peak_nbytes, used});
   const std::size_t allowed =
       std::min(limit_or_max(), peak_used_nbytes_ + peak_used_nbytes_ / kSlackShare + kMinGrowthNbytes);
-  const Place place = place_for(nbytes, segment_class, granule);
-  const std::size_t missing = round_up(nbytes - place.before_nbytes, granule);
+  const GrowthPoint point = growth_point(nbytes, segment_class, granule);
+  const std::size_t missing = round_up(nbytes - point.before_nbytes, granule);
   for (const std::size_t fresh : {std::max(missing, unit), missing}) {
     if (fresh > allowed - std::min(allowed, reserved_nbytes_)) continue;
-    const bool fits = fresh <= place.room_nbytes && upstream_->can_stand_at(place.data, fresh);
-    if (place.data != nullptr && !fits) continue;
-    if (add_fresh(fresh, segment_class, place.data)) return take(nbytes);
+    const bool fits = fresh <= point.room_nbytes && upstream_->can_stand_at(point.data, fresh);
+    if (point.data != nullptr && !fits) continue;
+    if (add_fresh(fresh, segment_class, point.data)) return take(nbytes);
   }
   const std::uint64_t num_remaps = num_remaps_;
   for (const std::size_t piece_granule : {coarse_granule_nbytes(), granule}) {
-    const bool stays = num_remaps == num_remaps_ && is_place(place, nbytes, piece_granule);
-    if (!gather(nbytes, piece_granule, stays ? place : place_for(nbytes, segment_class, piece_granule))) continue;
+    const bool stays = num_remaps == num_remaps_ && is_growth_point(point, nbytes, piece_granule);
+    if (!gather(nbytes, piece_granule, stays ? point : growth_point(nbytes, segment_class, piece_granule))) continue;
     if (BlockNode* block = take(nbytes)) return block;
   }
   if (BlockNode* block = blocks_.take(nbytes, other(segment_class))) return block;
   // Free granules cannot be moved any more: fresh memory beyond what should lie idle.
-  const Place last = num_remaps == num_remaps_ ? place : place_for(nbytes, segment_class, granule);
+  const GrowthPoint last = num_remaps == num_remaps_ ? point : growth_point(nbytes, segment_class, granule);
   const std::size_t least = round_up(nbytes - last.before_nbytes, granule);
   return least <= room_nbytes() && add_fresh(least, segment_class, last.data) ? take(nbytes) : nullptr;
 }
 
-// Free granules from elsewhere, and fresh ones where they are too few, behind `place`.
-bool Supply::gather(std::size_t nbytes, std::size_t granule, const Place& place) {
+// Free granules from elsewhere, and fresh ones where they are too few, behind `point`.
+bool Supply::gather(std::size_t nbytes, std::size_t granule, const GrowthPoint& point) {
   const SegmentClass segment_class = class_of(nbytes);
-  const std::size_t missing = round_up(nbytes - place.before_nbytes, granule);
-  const std::vector<Piece> pieces = blocks_.free_granules(missing, granule, place.data);
+  const std::size_t missing = round_up(nbytes - point.before_nbytes, granule);
+  const std::vector<Piece> pieces = blocks_.free_granules(missing, granule, point.data);
   std::size_t found = 0;
   for (const Piece& piece : pieces) found += piece.nbytes;
   const std::size_t fresh = missing - std::min(missing, found);
   if (pieces.empty() || fresh > room_nbytes()) return false;
   ++num_upstream_calls_;
-  std::byte* data = upstream_->remap(pieces, place.data);
+  std::byte* data = upstream_->remap(pieces, point.data);
   if (data == nullptr) return false;
   ++num_remaps_;
   for (const Piece& piece : pieces) blocks_.remove(piece.data, piece.nbytes);

@@ -12,7 +12,7 @@
 
 namespace pipecomm {
 
-// Under the pool's lock. What is held from upstream stays within a 48th (and 2 MiB of either class) of the most that
+// Under the pool's lock. What is held from upstream stays within 1/48 (and 2 MiB of either class) of the most that
 // has been in use at once, as long as upstream can move free granules together; those of blocks in use never move.
 class Supply {
  public:
@@ -46,11 +46,11 @@ class Supply {
  private:
   BlockNode* obtain_by_remap(std::size_t nbytes, std::size_t peak_nbytes);
   BlockNode* obtain_by_segments(std::size_t nbytes, bool may_wait);
-  bool gather(std::size_t nbytes, std::size_t granule_nbytes, const Place& place);
+  bool gather(std::size_t nbytes, std::size_t granule_nbytes, const GrowthPoint& point);
   bool add_fresh(std::size_t nbytes, SegmentClass segment_class, std::byte* wanted);
   bool grow_by_segment(std::size_t nbytes, SegmentClass segment_class);
-  Place place_for(std::size_t nbytes, SegmentClass segment_class, std::size_t granule_nbytes) const;
-  bool is_place(const Place& place, std::size_t nbytes, std::size_t granule_nbytes) const;
+  GrowthPoint growth_point(std::size_t nbytes, SegmentClass segment_class, std::size_t granule_nbytes) const;
+  bool is_growth_point(const GrowthPoint& point, std::size_t nbytes, std::size_t granule_nbytes) const;
   std::size_t coarse_granule_nbytes() const;
   std::size_t room_nbytes() const;
   std::size_t release(const std::vector<Piece>& pieces);

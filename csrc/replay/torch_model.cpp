@@ -91,8 +91,8 @@ class TorchPolicy final : public Policy {
       next_expandable_ += kExpandable;
       end = reinterpret_cast<std::byte*>(next_expandable_);
     }
-    const Place tail = own.blocks.place_for(nbytes, torch_class_of(nbytes), 1,
-                                            [&](std::byte* data, std::size_t) { return data == end; });
+    const GrowthPoint tail = own.blocks.growth_point(nbytes, torch_class_of(nbytes), 1,
+                                                     [&](std::byte* data, std::size_t) { return data == end; });
     const std::size_t buffer = torch_class_of(nbytes) == SegmentClass::small ? kSmallBuffer : kLargeBuffer;
     const std::size_t mapped = round_up(nbytes - tail.before_nbytes, buffer);
     if (!reserve(mapped)) return false;

@@ -12,7 +12,7 @@ namespace pipecomm::schedule {
 struct Fault {
   enum Rule : std::int32_t { not_compute, wrong_stage, wrong_microbatch, second_rank, twice, rival, too_early };
   Rule rule;
-  // Of the action in the array of all.
+  // Index of the action in the array of all.
   std::int64_t index;
   // second_rank: the first one; rival: the kind that ran before.
   std::int32_t other;

@@ -60,10 +60,10 @@ struct Lists {
   const KindTraits& traits(const Action& action) const { return kinds[static_cast<std::size_t>(action.kind)]; }
 };
 
-// Both throw a config error for numbers that would be read as places of a table and are none.
+// Both throw a config error for numbers that would be used as indices into a table and are out of range.
 // What every function of lists relies on: rows within the actions, kinds within their table.
 PC_API void check_rows(const Lists& lists);
-// And what those rely on that follow results: compute only, on stages whose ways lead to stages.
+// And what functions that follow results rely on: compute only, on stages whose neighbours are stages.
 PC_API void check_ways(const Lists& lists);
 
 // Where a result goes: from one stage to another, over a channel if they are on different ranks.

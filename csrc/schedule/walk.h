@@ -39,7 +39,7 @@ struct Walk {
   std::vector<double> message_start_s, message_end_s;
 };
 
-// Called now and then with the share that is done.
+// Called from time to time with the share that is done.
 using Progress = std::function<void(double)>;
 
 // The lists have no fault and no misorder.

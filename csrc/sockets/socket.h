@@ -47,7 +47,7 @@ void set_blocking(const Fd& socket);
 Fd listen_abstract(const std::string& name);
 // Empty when nobody listens there (any more); throws for other failures. would_block when the backlog is full.
 SocketStatus connect_abstract(const std::string& name, Fd& out);
-// Empty when nobody calls; throws when this process has nothing left to accept with.
+// Empty when nobody calls; throws when this process has no descriptor left to accept with.
 Fd accept_pending(const Fd& listener);
 SocketStatus send_message(const Fd& socket, const std::string& bytes, int fd_to_pass = -1);
 // Throws a pool exhausted error when the message's descriptor was lost for want of a free number.

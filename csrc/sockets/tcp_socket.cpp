@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kTcpBacklog = 128;
 constexpr int kKeepIdleS = 5, kKeepIntervalS = 2, kKeepCount = 5;  // together kHostTimeout
-// A host that is there answers each question at once, so that two unanswered ones say something.
+// A host that is there answers each probe at once, so two unanswered ones mean something.
 constexpr unsigned kMinUnanswered = 2;
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;

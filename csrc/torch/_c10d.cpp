@@ -23,7 +23,7 @@ void remember(const std::shared_ptr<Communicator>& communicator) {
   open_communicators.push_back(communicator);
 }
 
-// For the end of the process: a comm thread must not run into the interpreter's or libtorch's destruction.
+// For the end of the process: no comm thread may still run while the interpreter or libtorch is destroyed.
 void close_all() {
   const std::lock_guard<std::mutex> lock(open_mutex);
   for (const auto& one : open_communicators) {

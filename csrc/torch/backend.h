@@ -19,9 +19,9 @@ namespace pipecomm {
 
 // Which messages are quantized. Every rank of a group has the same rule, so that both ends of a message agree.
 struct CodecRule {
-  CodecSpec to_higher;  // to higher ranks: activations
-  CodecSpec to_lower;   // to lower ranks: activation gradients
-  std::size_t min_nbytes = 0;
+  CodecSpec to_higher;     // to higher ranks: activations
+  CodecSpec to_lower;      // to lower ranks: activation gradients
+  std::size_t min_nbytes;  // smaller messages are not
 
   // Coded, or would be in the other direction: the shape then crosses too, because groups lie inside a row.
   bool covers(const TensorView& tensor) const {

@@ -63,7 +63,7 @@ inline std::string describe(const at::Tensor& tensor) {
   return text.str();
 }
 
-// What the tensor is, if its elements are not to be had at its address; else nothing. A class with a __torch_dispatch__
+// What the tensor is, if its elements do not lie at its address; else nothing. A class with a __torch_dispatch__
 // of its own (the key Python) alone knows what its values are; others that only stand for a tensor have no memory.
 inline std::string why_not_addressable(const at::Tensor& tensor) {
   if (tensor.key_set().has(c10::DispatchKey::Python)) return "a class with a __torch_dispatch__ of its own";

@@ -34,7 +34,7 @@ class PC_API StreamRelease {
   std::optional<std::uint64_t> passed_;  // at the first now(), before which no stream has passed by it
 };
 
-// A thread of the process that only polls life lines and lets streams go. It stands still while nobody hangs up.
+// A thread of the process that only polls life lines and lets streams go. It sleeps while nobody hangs up.
 class PC_API ReleaseWatch {
  public:
   // Never destroyed.

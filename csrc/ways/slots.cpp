@@ -27,7 +27,7 @@ SlotEnd::SlotEnd(Device& device, SlotCounters& counters, Counter& awaited, void*
       memory_(std::move(memory)),
       stream_(device.make_stream()) {}
 
-std::uint64_t SlotEnd::place(std::size_t nbytes) const {
+std::uint64_t SlotEnd::slot_start(std::size_t nbytes) const {
   const std::size_t left_before_wrap = memory_.nbytes - end_ % memory_.nbytes;
   return round_up(nbytes, kSlotAlign) > left_before_wrap ? end_ + left_before_wrap : end_;
 }
@@ -45,7 +45,7 @@ void SlotEnd::check() const {
   if (const auto error = last_.error()) throw Error(*error);
 }
 
-// The peer may still set the counter to less, so that once is not enough.
+// The peer may still set the counter to less, so once is not enough.
 void SlotEnd::let_go() {
   if (end_ > 0) release_->now();
   for (const Event end = end_ > 0 ? record_quietly() : Event{}; !end.is_ready();) {
@@ -58,11 +58,11 @@ void SlotEnd::let_go() {
 bool SlotWriter::has_room(std::size_t nbytes) const {
   const std::uint64_t promised = counters_.promised.load();
   if (promised > end_) refuse_damaged("promises for at most " + std::to_string(end_) + " bytes of slots", promised);
-  return end_of(place(nbytes), nbytes) - promised <= memory_.nbytes;
+  return end_of(slot_start(nbytes), nbytes) - promised <= memory_.nbytes;
 }
 
 std::uint64_t SlotWriter::put(std::size_t nbytes, const Fill& fill) {
-  const std::uint64_t start = place(nbytes);
+  const std::uint64_t start = slot_start(nbytes);
   end_ = end_of(start, nbytes);
   if (end_ > memory_.nbytes && counters_.taken.load() < end_ - memory_.nbytes) {
     stream_->wait_value(counters_.taken, end_ - memory_.nbytes);
@@ -73,7 +73,7 @@ std::uint64_t SlotWriter::put(std::size_t nbytes, const Fill& fill) {
 }
 
 void SlotReader::take(std::size_t nbytes, std::uint64_t end, const Drain& drain) {
-  const std::uint64_t start = place(nbytes);
+  const std::uint64_t start = slot_start(nbytes);
   if (end != end_of(start, nbytes)) refuse_damaged("a slot that ends at " + std::to_string(end_of(start, nbytes)), end);
   end_ = end;
   stream_->wait_value(counters_.written, end_);

@@ -69,7 +69,7 @@ class PC_API SlotEnd {
   SlotEnd(Device& device, SlotCounters& counters, Counter& awaited, void* page, DeviceMemory memory);
   ~SlotEnd() = default;
   // Where a slot of `nbytes` begins that does not wrap, after the last one.
-  std::uint64_t place(std::size_t nbytes) const;
+  std::uint64_t slot_start(std::size_t nbytes) const;
   // Lets the stream pass its waits, whatever the peer does, until it has ended.
   void let_go();
 

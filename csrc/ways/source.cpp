@@ -14,9 +14,9 @@
 namespace pipecomm {
 bool SourceWriter::offer(const std::byte* data, std::size_t nbytes) {
   while (nbytes > 0) {
-    const auto place = SegmentDirectory::instance().find(data);
-    if (!place || !offer_segment(place->id, place->fd)) return false;
-    const std::size_t found = std::min(nbytes, place->nbytes);
+    const auto span = SegmentDirectory::instance().find(data);
+    if (!span || !offer_segment(span->id, span->fd)) return false;
+    const std::size_t found = std::min(nbytes, span->nbytes);
     data += found;
     nbytes -= found;
   }
@@ -32,10 +32,9 @@ bool SourceWriter::offer_segment(std::uint64_t segment_id, int fd) {
 }
 
 SourceNote SourceWriter::note(const std::byte* data, std::size_t nbytes) {
-  const auto place = SegmentDirectory::instance().find(data);
-  if (!place)
-    throw Error(ErrorKind::transport, "expected memory of a pool under a lent tensor; got none: freed twice?");
-  return {place->id, place->offset, std::min({nbytes, place->nbytes, kSourceChunkNbytes})};
+  const auto span = SegmentDirectory::instance().find(data);
+  if (!span) throw Error(ErrorKind::transport, "expected memory of a pool under a lent tensor; got none: freed twice?");
+  return {span->id, span->offset, std::min({nbytes, span->nbytes, kSourceChunkNbytes})};
 }
 
 void SourceWriter::tell_gone() {

@@ -66,7 +66,7 @@ struct SendPart {
   CodecSpec codec;
   // The sender wants a gradient back for this tensor.
   bool requires_grad = false;
-  // There is no tensor: the place holder of a gradient that does not exist.
+  // There is no tensor: a placeholder for a gradient that does not exist.
   bool absent = false;
 };
 

@@ -28,7 +28,7 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 def parse(argv: Sequence[str] | None, commands: Commands) -> argparse.Namespace:
-    """Read argv (default: sys.argv[1:]); `command` in the result is one of `commands`.
+    """Parse argv (default: sys.argv[1:]); `command` in the result is one of `commands`.
 
     Wrong arguments, --help and --version end the process through SystemExit, as argparse does.
     """

@@ -1,6 +1,7 @@
 """The command line: reads the arguments, calls the command, gives its exit code.
 
-0 done; 1 failed; 2 wrong use; 3 (a rank) another rank failed; 128 + n stopped by signal n.
+0 done; 1 failed; 2 wrong use; 3 (a rank) another rank failed; 128 + n stopped by signal n, also
+141 where nobody reads the output any more.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from pipecomm.app.arguments import parse
 from pipecomm.errors import ConfigError, PeerLostError, PipecommError, StageFailedError
 
 if TYPE_CHECKING:
-    from pipecomm.app.rank import Place
+    from pipecomm.app.rank import JobRank
     from pipecomm.app.train import TrainOptions
 
 __all__ = ["main"]
 
-_OK, _FAILED, _WRONG_USE, _INTERRUPTED = 0, 1, 2, 130
+_OK, _FAILED, _WRONG_USE, _INTERRUPTED, _NOT_READ = 0, 1, 2, 130, 141
 _DEFAULT_STAGES = 2
 _DEFAULT_LAYERS = 2
 # What --compare sets against raw where no codec is named.
@@ -33,7 +34,7 @@ _COMPARED_CODECS = ("int4", "int8")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; argv without the program's name, default sys.argv[1:]. Gives the exit code.
+    """Run one command and return its exit code; argv (default: sys.argv[1:]) without the program.
 
     Wrong arguments raise SystemExit(2), as argparse does.
     """
@@ -42,12 +43,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(words, commands)
     args.words = words
     try:
-        return int(args.command(args))
+        code = int(args.command(args))
+        # Where nobody reads any more, it shows here and not when Python ends.
+        sys.stdout.flush()
+        return code
     except PipecommError as error:
         code = _WRONG_USE if isinstance(error, ConfigError) else _FAILED
         return _fail(args, str(error), code)
     except KeyboardInterrupt:
         return _fail(args, "interrupted", _INTERRUPTED)
+    except BrokenPipeError:
+        # As `head` leaves a pipe: nothing is wrong, and nothing can be told there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _NOT_READ
 
 
 def _fail(args: argparse.Namespace, text: str, code: int) -> int:
@@ -58,12 +66,12 @@ def _fail(args: argparse.Namespace, text: str, code: int) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from pipecomm.app.rank import die_with_launcher, place_from_environment
+    from pipecomm.app.rank import die_with_launcher, rank_from_environment
 
     die_with_launcher()
-    place = place_from_environment()
-    if place is not None:
-        return _train_as_rank(args, place)
+    me = rank_from_environment()
+    if me is not None:
+        return _train_as_rank(args, me)
     from pipecomm.app.launcher import launch
     from pipecomm.app.report import Report
 
@@ -82,58 +90,56 @@ def _train(args: argparse.Namespace) -> int:
     return _OK
 
 
-def _train_as_rank(args: argparse.Namespace, place: Place) -> int:
+def _train_as_rank(args: argparse.Namespace, me: JobRank) -> int:
     """Never returns after an error: a lost peer can leave threads that do not end."""
     from pipecomm.app.rank import EXIT_OTHER_RANK
     from pipecomm.outcome import report_end
 
     try:
-        _run_rank(args, place)
+        _run_rank(args, me)
     except Exception as error:
         report_end(error)
         code = _WRONG_USE if isinstance(error, ConfigError) else _FAILED
         if isinstance(error, (PeerLostError, StageFailedError)):
             code = EXIT_OTHER_RANK
-        _leave(
-            place, str(error) if isinstance(error, PipecommError) else traceback.format_exc(), code
-        )
+        _leave(me, str(error) if isinstance(error, PipecommError) else traceback.format_exc(), code)
     return _OK
 
 
-def _leave(place: Place, text: str, code: int) -> None:
+def _leave(me: JobRank, text: str, code: int) -> None:
     # The launcher puts the rank in front itself.
-    prefix = "" if settings.EVENT_FD.text() else f"[rank {place.rank}] "
+    prefix = "" if settings.EVENT_FD.text() else f"[rank {me.rank}] "
     print(f"{prefix}pipecomm: error: {text}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(code)
 
 
-def _run_rank(args: argparse.Namespace, place: Place) -> None:
+def _run_rank(args: argparse.Namespace, me: JobRank) -> None:
     from pipecomm.app.rank import claim_stdout
     from pipecomm.app.report import Report
     from pipecomm.outcome import event_pipe
 
     stdout = claim_stdout()
-    options = _train_options(args, place.size)
-    if options.stages != place.size:
+    options = _train_options(args, me.size)
+    if options.stages != me.size:
         raise ConfigError(
-            f"--stages: expected as many as there are ranks, {place.size}; got {options.stages}; "
+            f"--stages: expected as many as there are ranks, {me.size}; got {options.stages}; "
             f"start {options.stages} ranks, or leave --stages out"
         )
     options.check()
     report = event_pipe()
     if report is not None:
-        _join_and_train(options, place, report)
+        _join_and_train(options, me, report)
         return
     shown = Report(stdout, sys.stderr, as_json=args.json)
     try:
-        _join_and_train(options, place, shown)
+        _join_and_train(options, me, shown)
     finally:
         shown.close()
 
 
 def _join_and_train(
-    options: TrainOptions, place: Place, report: Callable[[dict[str, Any]], None]
+    options: TrainOptions, me: JobRank, report: Callable[[dict[str, Any]], None]
 ) -> None:
     import torch
     import torch.distributed as dist
@@ -142,7 +148,7 @@ def _join_and_train(
 
     torch.set_num_threads(settings.OMP_NUM_THREADS.value())
     dist.init_process_group("pipecomm", timeout=timedelta(seconds=options.timeout_s))
-    train(options, place, report)
+    train(options, me, report)
     dist.destroy_process_group()
 
 

@@ -133,8 +133,39 @@ def _cuda() -> str:
     built = _core().build_info()
     if built["cuda"]:
         archs, nvcc = built["cuda_archs"], built["nvcc"]
-        return f"codec kernels for {archs}, nvcc {nvcc}; transfers move CPU tensors only"
-    raise _MissingPartError("not built: no nvcc at build time, or PIPECOMM_CUDA=off")
+        return f"codecs and transfers for {archs}, nvcc {nvcc}; not yet run on a GPU"
+    raise _MissingPartError(
+        "not built: at build time no nvcc, one older than 12.5, or PIPECOMM_CUDA=off"
+    )
+
+
+def _driver_library() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise _MissingPartError(f"no driver of an NVIDIA GPU here: {error}") from error
+
+
+def _cuda_driver() -> str:
+    """Raises where the toolkit that pipecomm was built with is of a newer major version."""
+    number = ctypes.c_int(0)
+    status = _driver_library().cuDriverGetVersion(ctypes.byref(number))
+    if status != 0:
+        raise RuntimeError(f"expected cuDriverGetVersion to succeed; got CUresult {status}")
+    driver = (number.value // 1000, number.value % 1000 // 10)
+    has = f"for CUDA {driver[0]}.{driver[1]}"
+    nvcc = str(_core().build_info()["nvcc"])
+    if not nvcc:
+        return f"{has}; pipecomm was built without CUDA"
+    toolkit = (int(nvcc.split(".")[0]), int(nvcc.split(".")[1]))
+    if toolkit[0] > driver[0]:
+        raise RuntimeError(
+            f"expected a driver for CUDA {toolkit[0]}.0 or newer, since pipecomm was built with "
+            f"nvcc {nvcc}; got one {has}. Update it, or build with a toolkit of CUDA {driver[0]}"
+        )
+    if toolkit > driver:
+        return f"{has}, older than nvcc {nvcc}: only GPUs of the architectures above"
+    return f"{has}; pipecomm was built with nvcc {nvcc}"
 
 
 def _nvcc() -> str:
@@ -240,6 +271,7 @@ _PARTS: dict[str, Callable[[], str]] = {
     "backend": _backend,
     "codecs": _codecs,
     "CUDA parts": _cuda,
+    "CUDA driver": _cuda_driver,
     "nvcc": _nvcc,
     "C++ compiler": _compiler,
     "shared memory": _sealed_memory,

@@ -179,7 +179,7 @@ class _Job:
             self.selector.register(end, selectors.EVENT_READ, _End(end, ended))
 
     def watch(self) -> None:
-        """Wait a moment; pass output and events on; see who ended; stop the rest when due."""
+        """Wait a moment; pass output and events on; note who ended; stop the rest when due."""
         self._pump(_POLL_S)
         now_s = time.monotonic()
         if self.received is not None and self.kill_at_s is None:
@@ -246,7 +246,7 @@ class _Job:
             return 2 if self.followers else 0
         if rank in self.followers:
             return 1
-        # Only where nobody reports does a code that ranks of ours have used tell anything.
+        # A code that our ranks use means something only where nobody reports.
         return 3 if self.followers or code != EXIT_OTHER_RANK else 2
 
     def _left(self) -> list[int]:

@@ -14,10 +14,10 @@ from pipecomm.errors import ConfigError
 
 __all__ = [
     "EXIT_OTHER_RANK",
-    "Place",
+    "JobRank",
     "claim_stdout",
     "die_with_launcher",
-    "place_from_environment",
+    "rank_from_environment",
 ]
 
 #: Exit code of a rank that ends because another one failed or was lost.
@@ -28,7 +28,7 @@ _NUMBERS = (settings.RANK, settings.WORLD_SIZE, settings.MASTER_PORT)
 
 
 @dataclass(frozen=True)
-class Place:
+class JobRank:
     """This process is `rank` of `size`."""
 
     rank: int
@@ -39,8 +39,8 @@ class Place:
         return self.rank == self.size - 1
 
 
-def place_from_environment() -> Place | None:
-    """The place that torchrun or our launcher gave this process; None where none did.
+def rank_from_environment() -> JobRank | None:
+    """Which rank torchrun or our launcher made of this process; None where neither did.
 
     Raises ConfigError that names every variable that is missing or wrong.
     """
@@ -49,10 +49,10 @@ def place_from_environment() -> Place | None:
     wrong = [_problem(setting) for setting in (*_NUMBERS, settings.MASTER_ADDR)]
     problems = [text for text in wrong if text]
     if not problems:
-        place = Place(settings.RANK.value(), settings.WORLD_SIZE.value())
-        if place.rank < place.size:
-            return place
-        problems = [f"RANK={place.rank} is not below WORLD_SIZE={place.size}"]
+        me = JobRank(settings.RANK.value(), settings.WORLD_SIZE.value())
+        if me.rank < me.size:
+            return me
+        problems = [f"RANK={me.rank} is not below WORLD_SIZE={me.size}"]
     raise ConfigError(
         f"expected the variables of torch.distributed; got {', '.join(problems)}; start all ranks "
         "with torchrun, or unset RANK and WORLD_SIZE to have them started here"

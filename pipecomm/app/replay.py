@@ -22,7 +22,7 @@ _QUIET_S = 2.0
 
 
 def run(name: str, *, as_json: bool, plot: str | None, fits_gb: float | None) -> int:
-    """Print what the policies make of a trace; gives exit code 0. Raises ConfigError."""
+    """Print what the policies make of a trace; returns exit code 0. Raises ConfigError."""
     trace = generate(name) if name in TRACES and not Path(name).exists() else load_trace(name)
     capacity = None if fits_gb is None else round(fits_gb * 1e9)
     num_samples = _NUM_SAMPLES if plot else 0

@@ -14,7 +14,7 @@ from pipecomm.outcome import Event
 
 __all__ = ["Report"]
 
-# Without a terminal a line now and then takes the place of the bar.
+# Without a terminal a line from time to time replaces the bar.
 _NUM_PLAIN_LINES = 10
 _MIN_TABLE_WIDTH = 100
 # Columns of a terminal that are taken by what stands around the bar.
@@ -86,6 +86,7 @@ class Report:
             console.width = max(console.width, _MIN_TABLE_WIDTH)
         console.print(_table(document))
         for run in document["runs"]:
+            print(f"{run['name']}, last step: {run['last_step']['text']}", file=self._stdout)
             if AUTO in (run["codec"], run["grad_codec"]):
                 print(_in_use(run), file=self._stdout, flush=True)
             for file in run["files"]:
@@ -98,7 +99,7 @@ def _in_use(run: dict[str, Any]) -> str:
 
 
 def _compare(raw: dict[str, Any], chosen: dict[str, Any]) -> dict[str, float]:
-    """How the second run stands to the first: losses as relative difference, the rest as ratio."""
+    """The second run against the first: losses as relative difference, the rest as ratio."""
     return {
         "train_loss_change": chosen["train_loss"] / raw["train_loss"] - 1,
         "held_out_loss_change": chosen["held_out_loss"] / raw["held_out_loss"] - 1,

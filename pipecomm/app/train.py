@@ -23,10 +23,12 @@ from torch import nn
 from pipecomm.app.arguments import AUTO_LINK
 from pipecomm.app.data import Corpus, load_corpus
 from pipecomm.app.gpt import GptConfig, GptStage, byte_loss, layers_of_stage
-from pipecomm.app.rank import Place
+from pipecomm.app.rank import JobRank
 from pipecomm.codecs.policy import CodecPolicy
 from pipecomm.direction import Direction
 from pipecomm.engine.pipeline import Pipeline
+from pipecomm.engine.report import StepReport
+from pipecomm.engine.result import StepResult
 from pipecomm.engine.stats import StepStats
 from pipecomm.engine.timeline import TimelineEvent, draw_timeline, write_trace
 from pipecomm.errors import ConfigError
@@ -113,7 +115,7 @@ class TrainOptions:
         _make_folder(self.out)
 
 
-def train(options: TrainOptions, place: Place, report: Callable[[Event], None]) -> None:
+def train(options: TrainOptions, me: JobRank, report: Callable[[Event], None]) -> None:
     """Train and measure on this rank, inside the default process group.
 
     The rank of the last stage, which alone knows the loss, gives `report` a "start", then a "step"
@@ -121,7 +123,7 @@ def train(options: TrainOptions, place: Place, report: Callable[[Event], None]) 
     """
     corpus = load_corpus(options.data, options.sequence_length)
     _require_same_text(corpus)
-    emulation = _choose_link(options, place)
+    emulation = _choose_link(options, me)
     about = {
         "data": corpus.description,
         "link": {
@@ -131,10 +133,10 @@ def train(options: TrainOptions, place: Place, report: Callable[[Event], None]) 
         },
         "num_steps": options.steps,
     }
-    is_reporter = options.order.placement.last_rank == place.rank
+    is_reporter = options.order.placement.last_rank == me.rank
     if is_reporter:
         report({"event": "start", **about})
-    runs = [_Run(options, place, corpus, emulation, codecs) for codecs in options.runs]
+    runs = [_Run(options, me, corpus, emulation, codecs) for codecs in options.runs]
     results = [run.train(report) for run in runs]
     if is_reporter:
         report({"event": "result", **about, "runs": results})
@@ -146,26 +148,27 @@ class _Run:
     def __init__(
         self,
         options: TrainOptions,
-        place: Place,
+        me: JobRank,
         corpus: Corpus,
         emulation: LinkEmulation | None,
         codecs: tuple[str, str],
     ) -> None:
         self._options = options
-        self._place = place
+        self._me = me
         self._corpus = corpus
         self._emulation = emulation
         self._codec, self._grad_codec = codecs
         self._name = self._codec if len({*codecs}) == 1 else "+".join(codecs)
         self._placement = options.order.placement
-        self._is_reporter = self._placement.last_rank == place.rank
+        self._is_reporter = self._placement.last_rank == me.rank
         self._stages = nn.ModuleList(
             GptStage(options.model, stage, options.num_stages, options.seed)
-            for stage in self._placement.stages_of(place.rank)
+            for stage in self._placement.stages_of(me.rank)
         )
         self._optimizer = torch.optim.AdamW(
             self._stages.parameters(), betas=_BETAS, weight_decay=_WEIGHT_DECAY
         )
+        self._report: StepReport | None = None
         self._losses: list[float] = []
         self._stats: list[StepStats] = []
         self._held_out_losses: list[float] = []
@@ -176,7 +179,9 @@ class _Run:
         start_s = time.monotonic()
         with self._connect() as pipeline:
             for step in range(self._options.steps):
-                self._step(pipeline, step)
+                result = self._step(pipeline, step)
+                if step == self._options.steps - 1:
+                    self._report = pipeline.report(result)
                 if self._is_reporter:
                     report(self._progress(step, time.monotonic() - start_s))
             for index in range(self._options.held_out_batches):
@@ -196,7 +201,7 @@ class _Run:
             emulation=self._emulation,
         )
 
-    def _step(self, pipeline: Pipeline, step: int) -> None:
+    def _step(self, pipeline: Pipeline, step: int) -> StepResult:
         options = self._options
         for group in self._optimizer.param_groups:
             group["lr"] = _learning_rate(options, step)
@@ -211,6 +216,7 @@ class _Run:
         self._stats.append(result.stats)
         if result.loss is not None:
             self._losses.append(result.loss)
+        return result
 
     def _evaluate(self, pipeline: Pipeline, index: int) -> None:
         size, length = self._options.batch_size, self._options.sequence_length
@@ -222,7 +228,7 @@ class _Run:
         # Every boundary carries the same shapes, so those of this rank stand for all.
         own = sum(stats.wire_nbytes_sent + stats.wire_nbytes_received for stats in self._stats)
         messages = [hop for hop in self._placement.hops if hop.is_message]
-        num_own = sum(self._place.rank in (hop.sender, hop.receiver) for hop in messages)
+        num_own = sum(self._me.rank in (hop.sender, hop.receiver) for hop in messages)
         num_tokens = (step + 1) * self._options.batch_size * self._options.sequence_length
         return {
             "event": "step",
@@ -257,6 +263,7 @@ class _Run:
             "exposed_comm_s": _typical_mean(steps, lambda one: one.exposed_comm_s),
             "payload_nbytes_sent": sum(one.payload_nbytes_sent for step in steps for one in step),
             "wire_nbytes_sent": sum(one.wire_nbytes_sent for step in steps for one in step),
+            "last_step": _last_step(self._report),
             "files": self._write_timeline(events, typical) if self._is_reporter else [],
         }
 
@@ -273,6 +280,17 @@ class _Run:
         title = f"{self._options.schedule}, {self._name}, step {step + 1}"
         draw_timeline(picture, by_rank, f"{title} ({_describe_link(self._emulation)})")
         return [str(picture), str(trace)]
+
+
+def _last_step(report: StepReport | None) -> dict[str, Any]:
+    """What the last training step took, by rank, and planned with the same times."""
+    assert report is not None
+    return {
+        "planned_step_s": report.planned.step_s,
+        "planned_bubble": report.planned.bubble,
+        "ranks": [{**asdict(rank), "bubble": rank.bubble} for rank in report.ranks],
+        "text": str(report),
+    }
 
 
 def _by_boundary(
@@ -307,24 +325,24 @@ def _require_same_text(corpus: Corpus) -> None:
         )
 
 
-def _choose_link(options: TrainOptions, place: Place) -> LinkEmulation | None:
-    if place.size == 1 or not (options.link_mbps or options.link_latency_ms):
+def _choose_link(options: TrainOptions, me: JobRank) -> LinkEmulation | None:
+    if me.size == 1 or not (options.link_mbps or options.link_latency_ms):
         return None
     mbps = options.link_mbps
     if mbps == AUTO_LINK:
         rows = math.ceil(options.batch_size / options.microbatches)
-        compute_s = max(_gather(_compute_s(options, place, rows)))
+        compute_s = max(_gather(_compute_s(options, me, rows)))
         nbytes = 4 * rows * options.sequence_length * options.width
         mbps = float(f"{nbytes * 8 / 1e6 / (_AUTO_TRANSFER_SHARE * compute_s):.2g}")
     return LinkEmulation(mbps=mbps, latency_ms=options.link_latency_ms)
 
 
-def _compute_s(options: TrainOptions, place: Place, rows: int) -> float:
+def _compute_s(options: TrainOptions, me: JobRank, rows: int) -> float:
     """Seconds of this stage's forward and backward of one microbatch, all ranks at work.
 
     The least of several: what else the machine does for a moment must not choose the link.
     """
-    index = options.order.placement.stages_of(place.rank)[0]
+    index = options.order.placement.stages_of(me.rank)[0]
     stage = GptStage(options.model, index, options.num_stages, options.seed)
     x = torch.zeros(rows, options.sequence_length, dtype=torch.int64)
     if index > 0:

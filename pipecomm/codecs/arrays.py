@@ -30,7 +30,7 @@ def encode_array(codec: str | Codec, x: Any, seed: int | None = None) -> Any:
     orders torch's current stream after the array's own, and the array's after torch's.
 
     Raises TensorError for an array whose dtype, layout or device does not fit, and for what is
-    no array; otherwise as `Codec.encode`.
+    not an array; otherwise as `Codec.encode`.
     """
     return _like(x, Codec.parse(codec).encode(_to_tensor(x, "x"), seed=seed))
 

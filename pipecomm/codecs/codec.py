@@ -13,6 +13,7 @@ import torch
 from pipecomm._native import core
 from pipecomm.addressable import ADVICE, why_not_addressable
 from pipecomm.errors import ConfigError, NotBuiltError, TensorError
+from pipecomm.settings import MIN_NBYTES
 
 __all__ = ["QUANTIZABLE", "Codec"]
 
@@ -65,7 +66,7 @@ class Codec:
     def __str__(self) -> str:
         return self.name
 
-    def covers(self, tensor: torch.Tensor, min_nbytes: int = 0) -> bool:
+    def covers(self, tensor: torch.Tensor, min_nbytes: int = MIN_NBYTES.default) -> bool:
         """Whether the tensor goes through this codec on its way; others travel bit for bit."""
         return not self.is_raw and tensor.dtype in QUANTIZABLE and tensor.nbytes >= min_nbytes
 

@@ -117,7 +117,7 @@ def _wire_nbytes(codec: str, shape: Sequence[int], dtype: torch.dtype) -> int:
     return in_sections + rows * row_codes
 
 
-# Cached, and so no part of a graph that is traced.
+# Cached, and so not part of a traced graph.
 @functools.cache
 def _group_sizes(name: str) -> tuple[int, int, tuple[int, ...], int]:
     """Values of a group, bits of a code, bytes a group takes in each section before the codes,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pipecomm.codecs.codec import Codec
 from pipecomm.errors import ConfigError
+from pipecomm.settings import MIN_NBYTES
 
 __all__ = ["AUTO", "BoundaryCodec", "CodecPolicy", "Codecs", "codec_for_speed"]
 
@@ -21,7 +22,7 @@ _RAW = Codec("raw")
 Codecs: TypeAlias = "str | Codec | Sequence[str | Codec] | CodecPolicy"
 _log = logging.getLogger("pipecomm")
 # Bytes per second of a link that a codec does not help: what one does on one core. A busy machine
-# makes links look slower, so that "auto" takes a codec only from a margin below on.
+# makes links look slower, so "auto" takes a codec only by a margin below it.
 _FAST_LINK = 2e9
 _SURELY_SLOW = 0.75
 
@@ -38,18 +39,18 @@ class CodecPolicy:
         boundaries: those that use `codec`; the others stay raw. Default: all.
         keep_ends_raw: the first and the last boundary stay raw.
         warmup_steps: training steps at the start that stay raw.
-        min_nbytes: smaller tensors stay raw.
+        min_nbytes: smaller tensors stay raw. Default: 4096.
         guard_every: steps between two measurements of the relative L2 error; 0 = none.
         guard_limit: a boundary whose error is above it goes back to raw for good, with a warning.
 
-    Raises ConfigError for a name that is not known and for a number that cannot be.
+    Raises ConfigError for an unknown name and for a number out of range.
     """
 
     codec: str | Codec | Sequence[str | Codec] = "raw"
     boundaries: Collection[int] | None = None
     keep_ends_raw: bool = False
     warmup_steps: int = 0
-    min_nbytes: int = 1024
+    min_nbytes: int = MIN_NBYTES.default
     guard_every: int = 0
     guard_limit: float = 0.3
 
@@ -119,7 +120,7 @@ def _canonical_name(codec: str | Codec) -> str:
 def codec_for_speed(bytes_per_s: float) -> Codec:
     """What "auto" takes for a boundary: 8 bits where a codec surely gains, else raw.
 
-    Fewer bits cost accuracy (docs/codecs.md), so that they have to be asked for.
+    Fewer bits cost accuracy (docs/codecs.md), so they have to be asked for.
     """
     return Codec("int8") if bytes_per_s < _SURELY_SLOW * _FAST_LINK else _RAW
 

@@ -59,7 +59,7 @@ class BackendOptions:
         codec: for messages to higher ranks (activations). Default: PIPECOMM_CODEC or "raw".
         grad_codec: for messages to lower ranks (activation gradients).
             Default: PIPECOMM_GRAD_CODEC or "raw".
-        min_nbytes: smaller tensors are never quantized. Default: PIPECOMM_MIN_NBYTES or 65536.
+        min_nbytes: smaller tensors are never quantized. Default: PIPECOMM_MIN_NBYTES or 4096.
         inner: the backends that run the collectives: "gloo" or "nccl" for all tensors, or one
             for each device, as "cpu:gloo,cuda:nccl". That is the default where torch has NCCL,
             "gloo" elsewhere. Calls without tensors (barrier) are those of the "cpu" one's.
@@ -136,7 +136,7 @@ def _is_positive(time: object) -> bool:
 
 
 def register() -> None:
-    """Make "pipecomm" a name init_process_group and new_group know. Can be called again.
+    """Make "pipecomm" a name that init_process_group and new_group know. Can be called again.
 
     Environment variables are then checked before its ranks connect through them. With
     PIPECOMM_AUTOLOAD=1 pipecomm also takes gloo's place.
@@ -201,7 +201,7 @@ def _create(group: Any, options: Any) -> Any:
     inner_names = _parse_inner(options.inner)
     made = {}
     if communicator is None and _GLOO in inner_names.values():
-        # Made now, by all ranks: a send or receive is no occasion that all of them reach. NCCL
+        # Made now, by all ranks: not all of them reach every send or receive. NCCL
         # needs none: it connects two ranks when these send and receive.
         made[_GLOO] = _INNER_BACKENDS[_GLOO](members, timeout)
     return make_backend(

@@ -24,10 +24,13 @@ _MAX_PORT = 65535
 @functools.cache
 def check_first(is_ours: Callable[[str], bool]) -> None:
     """From now on env:// checks before it connects where init_process_group was asked for a
-    backend that `is_ours`; for any other it does what it did.
+    backend that `is_ours`; for any other it does what it did. A torch that keeps its handlers
+    elsewhere stays as it is.
     """
-    handlers = import_module("torch.distributed.rendezvous")._rendezvous_handlers
-    connect = handlers["env"]
+    handlers = getattr(import_module("torch.distributed.rendezvous"), "_rendezvous_handlers", {})
+    connect = handlers.get("env")
+    if connect is None:
+        return
 
     @functools.wraps(connect)
     def check_and_connect(url: str, *args: Any, **kwargs: Any) -> Any:
@@ -46,7 +49,7 @@ def _asked_backend() -> str:
     frame: FrameType | None = inspect.currentframe()
     while frame is not None and frame.f_code is not asks:
         frame = frame.f_back
-    return "" if frame is None else str(frame.f_locals["backend"])
+    return "" if frame is None else str(frame.f_locals.get("backend"))
 
 
 def check_environment(url: str) -> None:

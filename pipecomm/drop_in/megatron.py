@@ -19,7 +19,7 @@ from pipecomm.errors import ConfigError, TensorError
 
 __all__ = ["P2PCommunicator"]
 
-# Both may cross one pair of ranks in one direction, and each has an order of its own.
+# Both may cross one pair of ranks in one direction, each in an order of its own.
 _FORWARD_TAG, _BACKWARD_TAG = 1, 2
 _MAX_DIMS = 8
 

@@ -33,7 +33,7 @@ def chunks_of(stage: Any) -> list[nn.Module]:
 
 
 def check_arguments(loss_fn: Any, loss_reduction: Any, timeout_s: Any) -> None:
-    """Raise ConfigError for what is of no use whatever the stages are."""
+    """Raise ConfigError for what is wrong whatever the stages are."""
     if loss_fn is not None and not callable(loss_fn):
         raise ConfigError(f"expected a function as loss_fn; got {loss_fn!r}")
     if loss_reduction not in get_args(Reduction):
@@ -43,11 +43,16 @@ def check_arguments(loss_fn: Any, loss_reduction: Any, timeout_s: Any) -> None:
 
 
 def settings_text(
-    schedule: Schedule, policies: Mapping[Direction, CodecPolicy], updates: Updates | None
+    schedule: Schedule,
+    policies: Mapping[Direction, CodecPolicy],
+    updates: Updates | None,
+    *,
+    is_chosen: bool = False,
 ) -> str:
-    """What all ranks must agree on, in words."""
+    """What all ranks must agree on, in words. `is_chosen`: `schedule` is only the first one."""
+    name = f"auto, at first {schedule.name}," if is_chosen else schedule.name
     text = (
-        f"schedule {schedule.name} of {schedule.num_stages} stages, "
+        f"schedule {name} of {schedule.num_stages} stages, "
         f"{schedule.num_microbatches} microbatches, "
         f"codecs {policies['forward']} and {policies['backward']}"
     )

@@ -1,4 +1,4 @@
-"""What is done about gradients of weights that are not the newest any more, before an update.
+"""What is done, before an update, about gradients of weights that are no longer the newest.
 
 One rule, applied to one stage. All of them change .grad and leave the optimizer alone.
 """
@@ -28,12 +28,12 @@ class Compensation:
     g is a gradient, computed with version v of the weights, that is to update version w.
 
     none: g.
-    dc: g + strength * g * g * (W(w) - W(v)), a first-order guess of what g were at w (Zheng et
+    dc: g + strength * g * g * (W(w) - W(v)), a first-order guess of what g would be at w (Zheng et
         al., Asynchronous Stochastic Gradient Descent with Delay Compensation, 2017).
     nesterov: g + strength * m with m the momentum, strength * m + g: a step ahead, as the weights
         will be when the next gradients come (after Ajanthan et al., Nesterov Method for
         Asynchronous Pipeline Parallel Optimization, 2025, who do so inside NAdam).
-    feedback: g + strength * (g - u), with u what has updated version v for want of g: the error
+    feedback: g + strength * (g - u), with u what updated version v, for lack of g: the error
         made then, now that it is known. This form of error feedback is our own.
     """
 

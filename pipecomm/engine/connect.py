@@ -1,4 +1,4 @@
-"""Connects a rank to the others of its pipeline, and chooses with them what crosses as what."""
+"""Connects a rank to the others of its pipeline; together they choose each boundary's codec."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ __all__ = [
     "announce_failure",
     "check_num_stages",
     "choose_codecs",
+    "codecs_by_direction",
     "connect_stages",
     "rank_and_size",
 ]
@@ -152,3 +153,11 @@ def _store(process_group: dist.ProcessGroup | None) -> Store:
     return dist.PrefixStore(  # type: ignore[attr-defined]
         f"pipecomm/pipeline/{name}", dist.distributed_c10d._get_default_store()
     )
+
+
+def codecs_by_direction(codecs: Mapping[Hop, BoundaryCodec]) -> dict[str, str]:
+    """The names of those in use, in the order of the boundaries: "int4, raw"."""
+    names: dict[str, list[str]] = {}
+    for hop, boundary in codecs.items():
+        names.setdefault(hop.direction, []).append(str(boundary.codec))
+    return {direction: ", ".join(of_direction) for direction, of_direction in names.items()}

@@ -1,4 +1,4 @@
-"""Opens what tensors come in: every container torch's pytree knows, and mappings made of a dict."""
+"""Opens what tensors come in: any container that torch's pytree knows; mappings made of a dict."""
 
 from __future__ import annotations
 

@@ -6,11 +6,13 @@ So an error keeps its builtin class on its way, whatever words it or its place i
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
 from pipecomm.errors import StageFailedError
+from pipecomm.schedule import Action
 
-__all__ = ["Failure"]
+__all__ = ["Failure", "place_text"]
 
 
 class _RemoteValueError(StageFailedError, ValueError):
@@ -83,3 +85,15 @@ class Failure:
     def error(self) -> StageFailedError:
         """As another rank raises it: also a ValueError, TypeError or MemoryError if it was one."""
         return _REMOTE[self.base](str(self))
+
+
+def place_text(
+    stages: Sequence[int], num_stages: int, current: Action | None, iteration: int | None
+) -> str:
+    """Where the rank of `stages` is: "stage 1 of 3, F of microbatch 2, iteration 4"."""
+    named = stages if current is None else (current.stage,)
+    plural = "s" if len(named) > 1 else ""
+    where = f"stage{plural} {' and '.join(map(str, named))} of {num_stages}"
+    if current is not None:
+        where += f", {current.kind.value} of microbatch {current.microbatch}"
+    return where if iteration is None else f"{where}, iteration {iteration}"

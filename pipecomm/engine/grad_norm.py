@@ -60,7 +60,7 @@ def local_part(tensor: Tensor) -> tuple[Tensor, _Cut]:
     """What this rank holds of a DTensor, and how that was cut; any other tensor as it is."""
     if type(tensor) in (Tensor, nn.Parameter):
         return tensor, (None, ())
-    # Takes most of a second to import, which nobody has to wait for who has no DTensor.
+    # Takes most of a second to import, for which nobody without a DTensor should wait.
     from torch.distributed.tensor import DTensor, Replicate
 
     if not isinstance(tensor, DTensor):
@@ -101,7 +101,7 @@ def _part_of(grads: Sequence[Tensor], norm_type: float, cut: _Cut) -> Tensor:
     mesh, dims = cut
     for dim in dims:
         assert mesh is not None
-        # Not a reduction: the same bits for everyone, and the largest with NaN is NaN.
+        # Not a reduction: every rank gets the same bits, and the maximum with NaN is NaN.
         parts = [torch.empty_like(part) for _ in range(mesh.size(dim))]
         dist.all_gather(parts, part, group=mesh.get_group(dim))
         part = _combined(torch.stack(parts), norm_type)

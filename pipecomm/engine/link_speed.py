@@ -67,7 +67,7 @@ def measure_speeds(
     """
     speeds: dict[int, float] = {}
     ways = {(hop.sender, hop.receiver): hop.direction for hop in placement.hops if hop.is_message}
-    # In the same order on all ranks, so that nobody waits for one who waits.
+    # In the same order on all ranks, so that no two wait for each other.
     for (sender, receiver), direction in ways.items():
         if receiver == links.rank and (peers is None or sender in peers):
             _answer(links, sender, direction, device)

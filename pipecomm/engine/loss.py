@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -13,7 +14,7 @@ from pipecomm.engine.containers import find_hidden, map_leaves
 from pipecomm.engine.microbatch import Microbatches
 from pipecomm.errors import ConfigError
 
-__all__ = ["LossFn", "Reduction", "StepLoss", "loss_weights"]
+__all__ = ["LossFn", "LossRule", "Reduction", "StepLoss", "loss_weights"]
 
 LossFn = Callable[[Any, Any], Tensor]
 Reduction = Literal["mean", "sum"]
@@ -104,6 +105,36 @@ class StepLoss:
         if self._outputs is None:
             return None
         return [self._outputs[i] for i in sorted(self._outputs)]
+
+
+@dataclass(frozen=True)
+class LossRule:
+    """How the losses of all steps are made; `scale` holds where updates come within a step."""
+
+    loss_fn: LossFn | None
+    reduction: Reduction
+    scale: float = 1.0
+
+    def of_step(
+        self,
+        data: Microbatches,
+        updates: Sequence[int],
+        divisor: float | Tensor | None,
+        *,
+        is_here: bool,
+        keep_outputs: bool,
+    ) -> StepLoss:
+        """`updates`: the last microbatch of each within the step. `is_here`: the last stage."""
+        # Elsewhere no rank needs to wait for a divisor on a device.
+        weights = loss_weights(data, self.reduction, divisor if is_here else None, updates)
+        return StepLoss(
+            self.loss_fn,
+            data.targets,
+            weights,
+            keep_outputs=keep_outputs and is_here,
+            scale=self.scale if updates else 1.0,
+            num_batches=len(updates) if updates and self.reduction == "mean" else 1,
+        )
 
 
 def _detached(value: Any) -> Any:

@@ -6,8 +6,6 @@ Knows links (messages between ranks), not how their bytes travel.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,22 +17,26 @@ from pipecomm.device import as_device
 from pipecomm.direction import Direction
 from pipecomm.engine.arguments import check_arguments, chunks_of, policies_of, settings_text
 from pipecomm.engine.backward import warm_up_backward
+from pipecomm.engine.choice import ScheduleChoice
 from pipecomm.engine.connect import (
     announce_failure,
     check_num_stages,
     choose_codecs,
+    codecs_by_direction,
     connect_stages,
     rank_and_size,
 )
+from pipecomm.engine.failures import place_text
 from pipecomm.engine.grad_norm import clip_grad_norm
-from pipecomm.engine.loss import LossFn, Reduction, StepLoss, loss_weights
-from pipecomm.engine.microbatch import Microbatches, split_step
-from pipecomm.engine.plan import Plan, check_schedule, evaluation_plan, training_plan
+from pipecomm.engine.loss import LossFn, LossRule, Reduction
+from pipecomm.engine.microbatch import split_step
+from pipecomm.engine.plan import AUTO, Plan, check_schedule, evaluation_plan, training_plan
+from pipecomm.engine.report import StepReport, gather_report, peak_memory_nbytes
+from pipecomm.engine.result import StepResult
 from pipecomm.engine.section import Sections
 from pipecomm.engine.shared_parameters import counted_elsewhere
 from pipecomm.engine.split_backward import OpenBackward
 from pipecomm.engine.stage import Stage
-from pipecomm.engine.stats import StepStats
 from pipecomm.engine.step import Step
 from pipecomm.engine.updates import (
     StageUpdates,
@@ -54,15 +56,6 @@ if TYPE_CHECKING:
 __all__ = ["Pipeline", "StepResult"]
 
 
-@dataclass
-class StepResult:
-    """`loss` and `outputs` (a list, one per microbatch, detached) exist where the last stage is."""
-
-    loss: float | None
-    outputs: list[Any] | None
-    stats: StepStats
-
-
 class Pipeline:
     """A model split over ranks; this object is what one rank has of it.
 
@@ -71,6 +64,10 @@ class Pipeline:
     rank r has stages r, r + P, ...). Ranks count in `process_group` (default: torch.distributed's
     default group; where that is not initialised, there is one rank). Every rank constructs a
     Pipeline with the same settings and then calls the same methods in the same order.
+
+    schedule "auto" begins with 1F1B (interleaved for several stages of a rank), measures the second
+    step and takes, for the third, the fastest schedule of no more activations by its simulation; it
+    chooses again where steps take 10 % more or less than that.
 
     `loss_fn(output, target)` is used on the last stage. With loss_reduction "mean" a microbatch's
     loss weighs by its share of the rows, with "sum" the losses are added. `codec` is for
@@ -106,8 +103,9 @@ class Pipeline:
     ) -> None:
         rank, size = rank_and_size(process_group)
         self._rank = rank
-        self._loss_fn = loss_fn
-        self._loss_reduction: Reduction = loss_reduction
+        scale = 1.0 if updates is None else updates.loss_scale
+        self._loss = LossRule(loss_fn, loss_reduction, scale)
+        self._pool = pool
         try:
             check_arguments(loss_fn, loss_reduction, timeout_s)
             order = self._take_stages(stage, schedule, num_microbatches, size, device, updates)
@@ -116,7 +114,8 @@ class Pipeline:
         except BaseException as error:
             announce_failure(process_group, rank, size, error)
             raise
-        agreed = settings_text(order, policies, updates)
+        self._choice = ScheduleChoice(order) if schedule == AUTO else None
+        agreed = settings_text(order, policies, updates, is_chosen=self._choice is not None)
         self._links = connect_stages(
             process_group, rank, size, agreed, timeout_s, emulation, pool, limits, self.device
         )
@@ -144,7 +143,7 @@ class Pipeline:
             for index, chunk in own.items()
         }
         self._updates = updates_of_stages(own, order.weights, updates)
-        self._loss_scale = 1.0 if updates is None else updates.loss_scale
+        self._schedule = order
         self._plan = training_plan(order, self._rank)
         if order.num_stages > 1:
             warm_up_backward()
@@ -171,15 +170,17 @@ class Pipeline:
         The last stage sends no activations, the first no gradients. A rank of several stages has
         one for each boundary that it sends over, in their order: "int4, raw".
         """
-        names: dict[str, list[str]] = {}
-        for hop, boundary in self._codecs.items():
-            names.setdefault(hop.direction, []).append(str(boundary.codec))
-        return {direction: ", ".join(of_direction) for direction, of_direction in names.items()}
+        return codecs_by_direction(self._codecs)
 
     @property
     def device(self) -> torch.device:
         """Where what arrives is put, for the first stage of this rank."""
         return next(iter(self._stages.values())).device
+
+    @property
+    def _has_ends(self) -> tuple[bool, bool]:
+        """Whether the first stage is here, and whether the last."""
+        return 0 in self._stages, self.num_stages - 1 in self._stages
 
     @property
     def num_microbatches(self) -> int:
@@ -200,6 +201,11 @@ class Pipeline:
     def num_stages(self) -> int:
         """Stages of the whole pipeline."""
         return self._plan.placement.num_stages
+
+    @property
+    def schedule(self) -> Schedule:
+        """What a training step runs; with "auto" what it does now."""
+        return self._schedule
 
     @property
     def is_asynchronous(self) -> bool:
@@ -234,9 +240,13 @@ class Pipeline:
         Clear the gradients after an error; the next step works again unless a rank is gone.
         """
         self._num_iterations += 1
+        self._choose_schedule()
         number = self.num_microbatches
         given = (inputs, targets, kwargs, loss_divisor, return_outputs, optimizer)
-        return self._run(True, number, *given)
+        result = self._run(True, number, *given)
+        if self._choice is not None:
+            self._choice.note(result)
+        return result
 
     def eval_step(
         self,
@@ -279,14 +289,23 @@ class Pipeline:
         sharing = "" if shared is None else " and shared"
         title = f"clip_grad_norm_ with norm_type={norm_type}{sharing}"
         with self._sections.open(title, self._where):
-            gather = _alone if self._links is None else self._links.gather
             modules = [stage.module for stage in self._stages.values()]
             # What two stages of this rank share counts once.
             parameters = list(dict.fromkeys(p for module in modules for p in module.parameters()))
-            others = (
-                [] if shared is None else counted_elsewhere(shared, parameters, self._rank, gather)
+            others = counted_elsewhere(shared, parameters, self._rank, self._gather)
+            return clip_grad_norm(
+                parameters, max_norm, norm_type, self._gather, counted_elsewhere=others
             )
-            return clip_grad_norm(parameters, max_norm, norm_type, gather, counted_elsewhere=others)
+
+    def report(self, result: StepResult) -> StepReport:
+        """What the step took on all ranks, beside what its schedule makes of the measured times.
+
+        Every rank calls this with its result of the same training step; a small message goes up
+        through all ranks and back, so not while a step is to be timed. Errors as in train_step.
+        """
+        with self._sections.open("report", self._where):
+            nbytes = peak_memory_nbytes(self.device, self._pool)
+            return gather_report(result.stats, nbytes, self._schedule, self._gather)
 
     def close(self) -> None:
         """Disconnect from the other ranks. Idempotent; no step can run afterwards."""
@@ -297,12 +316,7 @@ class Pipeline:
     def __enter__(self) -> Pipeline:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _run(
@@ -316,10 +330,8 @@ class Pipeline:
         return_outputs: bool,
         optimizer: UpdatesWeights | None,
     ) -> StepResult:
-        method = "train_step" if trains else "eval_step"
-        title = f"{method} with num_microbatches={num_microbatches}"
+        title = f"{'train' if trains else 'eval'}_step with num_microbatches={num_microbatches}"
         running: list[Step] = []
-
         iteration = self._num_iterations if trains else None
 
         def where() -> str:
@@ -327,9 +339,11 @@ class Pipeline:
 
         with self._sections.open(title, where, iteration), torch.set_grad_enabled(trains):
             plan = self._plan_of(trains, num_microbatches, optimizer)
-            takes_inputs = any(stage.is_first for stage in self._stages.values())
-            data = split_step(inputs, targets, kwargs, num_microbatches, takes_inputs=takes_inputs)
-            loss = self._loss_of(data, plan, loss_divisor, return_outputs)
+            has_first, has_last = self._has_ends
+            data = split_step(inputs, targets, kwargs, num_microbatches, takes_inputs=has_first)
+            loss = self._loss.of_step(
+                data, plan.updates, loss_divisor, is_here=has_last, keep_outputs=return_outputs
+            )
             updates = self._begin(plan, optimizer) if trains else {}
             step = Step(
                 plan, self._stages, self._links, self._codecs, data, loss, self.device, updates
@@ -337,7 +351,7 @@ class Pipeline:
             running.append(step)
             step.run()
             step.drain()
-            return StepResult(loss.total(), loss.outputs(), step.stats)
+            return StepResult(loss.total(), loss.outputs(), step.record)
 
     def _begin(self, plan: Plan, optimizer: UpdatesWeights | None) -> Mapping[int, StageUpdates]:
         """What lasts longer than a training step is told that one begins; gives the updates."""
@@ -348,43 +362,29 @@ class Pipeline:
             boundary.begin_step()
         return self._updates
 
-    def _loss_of(
-        self, data: Microbatches, plan: Plan, divisor: float | Tensor | None, return_outputs: bool
-    ) -> StepLoss:
-        has_last = any(stage.is_last for stage in self._stages.values())
-        # Elsewhere nobody needs to wait for a device's divisor.
-        weights = loss_weights(
-            data, self._loss_reduction, divisor if has_last else None, plan.updates
-        )
-        is_mean_of_updates = plan.is_asynchronous and self._loss_reduction == "mean"
-        return StepLoss(
-            self._loss_fn,
-            data.targets,
-            weights,
-            keep_outputs=return_outputs and has_last,
-            scale=self._loss_scale if plan.is_asynchronous else 1.0,
-            num_batches=len(plan.updates) if is_mean_of_updates else 1,
-        )
+    def _choose_schedule(self) -> None:
+        if self._choice is None or not self._choice.is_due(self._num_iterations):
+            return
+        with self._sections.open("choice of a schedule", self._where):
+            chosen = self._choice.choose(self._num_iterations, self._gather)
+        if chosen is not None:
+            self._schedule = chosen
+            self._plan = training_plan(chosen, self._rank)
 
     def _plan_of(
         self, trains: bool, num_microbatches: int, optimizer: UpdatesWeights | None
     ) -> Plan:
         if not trains:
             return evaluation_plan(self._plan.placement, num_microbatches, self._rank)
-        if self._loss_fn is None and any(stage.is_last for stage in self._stages.values()):
+        if self._loss.loss_fn is None and self._has_ends[1]:
             raise ConfigError("expected a loss_fn on the last stage for train_step; got None")
         check_optimizer(optimizer, is_asynchronous=self._plan.is_asynchronous)
         return self._plan
 
+    def _gather(self, value: Tensor) -> list[Tensor]:
+        """Every rank's, by rank, inside a section."""
+        return [value] if self._links is None else self._links.gather(value)
+
     def _where(self, current: Action | None = None, iteration: int | None = None) -> str:
-        """Where this rank is, for errors; `iteration` counts the user's training steps, from 1."""
-        stages = self.stage_indices if current is None else (current.stage,)
-        plural = "s" if len(stages) > 1 else ""
-        where = f"stage{plural} {' and '.join(map(str, stages))} of {self.num_stages}"
-        if current is not None:
-            where += f", {current.kind.value} of microbatch {current.microbatch}"
-        return where if iteration is None else f"{where}, iteration {iteration}"
-
-
-def _alone(value: Tensor) -> list[Tensor]:
-    return [value]
+        """For errors; `iteration` counts the user's training steps, from 1."""
+        return place_text(self.stage_indices, self.num_stages, current, iteration)

@@ -24,7 +24,10 @@ from pipecomm.schedule import (
     with_communication,
 )
 
-__all__ = ["Plan", "check_schedule", "evaluation_plan", "training_plan"]
+__all__ = ["AUTO", "Plan", "check_schedule", "evaluation_plan", "training_plan"]
+
+# Chosen by what the first steps take.
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ def check_schedule(
     Raises ConfigError for an unknown name, one that has no form of this size, a Schedule of other
     sizes, one that cannot reach its end, and one that puts another number of stages on this rank.
     """
+    if schedule == AUTO:
+        return _first_schedule(num_chunks, size, num_microbatches)
     if isinstance(schedule, str):
         return build(schedule, num_chunks * size, num_microbatches, size)
     if not isinstance(schedule, Schedule):
@@ -102,6 +107,17 @@ def check_schedule(
         )
     schedule.check()
     return schedule
+
+
+def _first_schedule(num_chunks: int, size: int, num_microbatches: int) -> Schedule:
+    """What is run until there are measurements. Raises ConfigError for sizes that have no form."""
+    num_stages = num_chunks * size
+    if num_chunks == 1:
+        return build("1f1b", num_stages, num_microbatches, size)
+    try:
+        return build("interleaved", num_stages, num_microbatches, size)
+    except ConfigError:
+        return build("looped-bfs", num_stages, num_microbatches, size)
 
 
 def training_plan(schedule: Schedule, rank: int) -> Plan:

@@ -28,18 +28,20 @@ _Copy = dict[str, Any]
 
 
 def counted_elsewhere(
-    shared: Mapping[str, nn.Parameter],
+    shared: Mapping[str, nn.Parameter] | None,
     parameters: Iterable[nn.Parameter],
     rank: int,
     gather: Gather,
 ) -> list[nn.Parameter]:
-    """Those of `shared` that an earlier rank has a copy of, by name.
+    """Those of `shared` that an earlier rank has a copy of, by name; on every rank None: none.
 
     `shared` names `parameters` of this rank; every rank calls this with its own. Compares shape,
     dtype, values and gradients of the copies, of DTensors the shards of this rank. Raises, on
     every rank, ConfigError for a name that only one of several ranks has and TensorError for
     copies that differ, with how far they are apart.
     """
+    if shared is None:
+        return []
     _check(shared, parameters, rank)
     copies = [json.loads(text) for text in _exchange(json.dumps(_described(shared)), gather)]
     for name in dict.fromkeys(name for of_rank in copies for name in of_rank):
@@ -96,7 +98,7 @@ def _exchange(text: str, gather: Gather) -> list[str]:
 
 
 def fingerprint(tensor: Tensor | None) -> int | None:
-    """A number of all bits and their places, whatever device they are on."""
+    """A number that depends on every bit and its position, whatever the device."""
     if tensor is None:
         return None
     flat = local_part(tensor.detach())[0].reshape(-1)

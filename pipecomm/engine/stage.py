@@ -72,7 +72,7 @@ class Stage:
     def step(self, *, trains: bool, splits: bool = False) -> Iterator[None]:
         """Around the forwards and backwards of one step, which may be in parts if it `splits`.
 
-        Whatever the block raises, nothing of it is left for the next step.
+        Whatever the block raises, nothing of it is left over for the next step.
         """
         if trains:
             self._reduction.begin()

@@ -37,7 +37,10 @@ class StepStats:
     # updates left out as gradients were not finite.
     weight_versions: int = 1
     updates_left_out: int = 0
+    # The most microbatches whose activations were kept at one time, of all stages of the rank.
+    peak_activations: int = 0
     events: list[TimelineEvent] = field(default_factory=list)
+    _activations: int = field(default=0, repr=False)
 
     @property
     def bubble(self) -> float:
@@ -47,6 +50,8 @@ class StepStats:
     def add_compute(self, action: Action, start_s: float, end_s: float) -> None:
         self.events.append(TimelineEvent(str(action), "compute", start_s, end_s, _args(action)))
         self.compute_s += end_s - start_s
+        self._activations += action.kind.change_in_live
+        self.peak_activations = max(self.peak_activations, self._activations)
 
     def add_transfer(
         self,

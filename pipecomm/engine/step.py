@@ -19,9 +19,11 @@ from torch import Tensor
 from pipecomm.codecs.policy import BoundaryCodec
 from pipecomm.direction import Direction
 from pipecomm.engine.loss import StepLoss
+from pipecomm.engine.marks import Marks
 from pipecomm.engine.microbatch import Microbatches
 from pipecomm.engine.pace import Pace
 from pipecomm.engine.plan import Plan
+from pipecomm.engine.record import Record
 from pipecomm.engine.stage import Stage, as_received
 from pipecomm.engine.stats import StepStats
 from pipecomm.engine.updates import StageUpdates
@@ -54,7 +56,7 @@ class Step:
         device: torch.device,
         updates: Mapping[int, StageUpdates] | None = None,
     ) -> None:
-        self.stats = StepStats()
+        self.record = Record(keeps=plan.trains)
         self.current: Action | None = None
         self._plan = plan
         self._hops_in = plan.placement.hops_in
@@ -68,10 +70,16 @@ class Step:
         self._updates = updates or {}
         # As many as the sends that may be open where that is bounded.
         self._pace = Pace(device, 2 * plan.placement.num_stages)
+        self._marks = Marks(device)
         self._receives: dict[_Key, Transfer] = {}
         self._handed_over: dict[_Key, list[Tensor | None]] = {}
         self._to_send: dict[_Key, Sequence[Tensor | None]] = {}
         self._sends: deque[tuple[Action, Transfer]] = deque()
+
+    @property
+    def stats(self) -> StepStats:
+        """What the step has taken up to now."""
+        return self.record.stats()
 
     def run(self) -> None:
         """Carry out the plan's actions in order."""
@@ -94,9 +102,10 @@ class Step:
                 stack.enter_context(stage.step(trains=self._plan.trains, splits=self._plan.splits))
             for action in self._plan.actions:
                 self.current = action
-                carry_out[action.kind](action)
+                with self._marks.of(action):
+                    carry_out[action.kind](action)
         self.current = None
-        self.stats.step_s += time.monotonic() - start_s
+        self.record.step_s += time.monotonic() - start_s
 
     def drain(self) -> None:
         """Return when everything sent has left; of a device: when that is enqueued there.
@@ -105,7 +114,7 @@ class Step:
         """
         start_s = time.monotonic()
         self._limit_sends(0)
-        self.stats.step_s += time.monotonic() - start_s
+        self.record.step_s += time.monotonic() - start_s
 
     def _forward(self, action: Action) -> None:
         stage, microbatch = self._stages[action.stage], action.microbatch
@@ -143,10 +152,10 @@ class Step:
         start_s = time.monotonic()
         updates = self._updates[action.stage]
         was_applied = updates.update(self._plan.versions[action])
-        kept = max(self.stats.weight_versions, updates.versions.most_kept)
-        self.stats.weight_versions = kept
-        self.stats.updates_left_out += not was_applied
-        self.stats.add_compute(action, start_s, time.monotonic())
+        kept = max(self.record.weight_versions, updates.versions.most_kept)
+        self.record.weight_versions = kept
+        self.record.updates_left_out += not was_applied
+        self.record.add_compute(action, start_s, time.monotonic())
 
     def _pass_on(self, action: Action, tensors: Sequence[Tensor | None]) -> None:
         """To the stage that takes them, or to the SEND that will."""
@@ -217,9 +226,10 @@ class Step:
     def _wait(self, lane: str, action: Action, transfer: Transfer) -> list[Tensor | None]:
         was_done = transfer.is_done
         start_s = time.monotonic()
-        tensors = transfer.wait()
+        with self._marks.of(f"wait {lane} {action.stage}"):
+            tensors = transfer.wait()
         waited_s = None if was_done else (start_s, time.monotonic())
-        self.stats.add_transfer(lane, action, transfer, waited_s)
+        self.record.add_transfer(lane, action, transfer, waited_s)
         return tensors
 
     @contextmanager
@@ -231,5 +241,5 @@ class Step:
         else:
             with updates.versions.using(self._plan.versions[action]):
                 yield
-        self.stats.add_compute(action, start_s, time.monotonic())
+        self.record.add_compute(action, start_s, time.monotonic())
         self._pace.add()

@@ -189,7 +189,7 @@ def _parameters_of(optimizer: UpdatesWeights) -> list[nn.Parameter]:
 
 @contextmanager
 def _hidden_gradients(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """An optimizer passes over what has no gradient: other stages, in the midst of theirs."""
+    """An optimizer skips what has no gradient: other stages, which are not done yet."""
     hidden = [(p, p.grad) for p in parameters if p.grad is not None]
     for parameter, _ in hidden:
         parameter.grad = None

@@ -25,7 +25,7 @@ class WeightVersions:
     """Of `parameters`. Version 0 is what they are when a step begins; update n makes version n.
 
     A version is kept while begin() has promised it more uses, and the newest always. Memory that
-    no version needs any more is used again for the next one.
+    no version needs is used again for the next one.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:

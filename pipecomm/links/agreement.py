@@ -1,4 +1,4 @@
-"""What all ranks must have or do alike: said as text, compared in one way, told in one form.
+"""What all ranks must have or do alike: as text, compared in one way, reported in one form.
 
 Settings are compared once, when ranks connect, through the store. What a section of steps does is
 said by its first messages, which costs no round of its own.

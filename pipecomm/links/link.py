@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pipecomm import settings
 from pipecomm._native import core
 from pipecomm.codecs.codec import Codec
 from pipecomm.direction import Direction
@@ -167,7 +168,7 @@ class Links:
         microbatch: int,
         codec: Codec,
         stage: int = _NO_STAGE,
-        min_nbytes: int = 0,
+        min_nbytes: int = settings.MIN_NBYTES.default,
     ) -> Transfer:
         """Post one message of any number of tensors of any shape and dtype; returns at once.
 

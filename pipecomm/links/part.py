@@ -78,9 +78,11 @@ def _dense_order(tensor: Tensor) -> tuple[int, ...] | None:
     """Dimensions by their place in memory, outermost first; None where elements overlap or leave
     gaps.
 
-    A dimension of size 1 counts by its stride, too: by that torch tells channels-last.
+    A dimension of size 1 counts by its stride, too: torch recognises channels-last by it.
     """
     shape, strides = tensor.shape, tensor.stride()
+    if min(shape, default=2) > 1 and tensor.is_contiguous():
+        return tuple(range(len(shape)))
     order = sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], shape[dim] <= 1))
     expected = 1
     for dim in reversed(order):

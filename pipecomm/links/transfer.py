@@ -71,8 +71,10 @@ class Transfer:
         self._core.wait(self._timeout_s)
         parts = self._core.take(self._side.device, self._side.current_stream())
         if self._kept is not None:
+            # Whoever keeps this object does not keep them.
+            kept, self._kept = self._kept, []
             if self.is_done:  # on its device too, which may take longer
-                self._kept.clear()
+                kept.clear()
             return []
         if self._title:
             sent = to_tensor(parts.pop(), _CPU) if parts else None

@@ -154,11 +154,11 @@ class MemoryPool:
         self._pool.set_exhausted(callback)
 
     def trim(self) -> int:
-        """Gives free memory, in runs of at least 64 KiB, back to the system; returns its bytes."""
+        """Give free memory, in runs of at least 64 KiB, back to the system; return its bytes."""
         return self._pool.trim()
 
     def check(self) -> None:
-        """Walks all blocks; raises RuntimeError where the pool's books are wrong (a bug)."""
+        """Walk all blocks; raise RuntimeError where the pool's books are wrong (a bug)."""
         self._pool.check()
 
     @property

@@ -1,4 +1,4 @@
-"""Pipeline schedules as data: built, checked, simulated, drawn, stored, and given out to execute.
+"""Pipeline schedules as data: built, checked, simulated, drawn, stored, and handed out to execute.
 
 Torch is not imported here. Lists are NumPy arrays underneath; what must be fast over them (checks,
 lowering, the walk against a clock) is the compiled core's.

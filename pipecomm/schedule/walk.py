@@ -113,7 +113,7 @@ class Walk:
 def walk(schedule: ScheduleData, timing: Timing, progress: Progress | None = None) -> Walk:
     """Lower a schedule's lists and run them to their end. Raises Stuck on a deadlock.
 
-    `progress` is called now and then with the share that is done.
+    `progress` is called from time to time with the share that is done.
     """
     found = core_lists(schedule.ranks, schedule.placement).walk(
         timing.compute_s,

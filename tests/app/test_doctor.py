@@ -18,7 +18,7 @@ from tests.patience import patient
 
 PACKAGE = Path(doctor.__file__).resolve().parent.parent
 EXTENSION_PARTS = {"extension", "codecs", "torch half", "backend", "path to peers on this host"}
-# An editable install would lend the copy its extension.
+# An editable install would give the copy its extension.
 DOCTOR_OF_THE_COPY = """
 import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder)]
@@ -41,7 +41,8 @@ def use_native(monkeypatch: pytest.MonkeyPatch, **attributes: Any) -> None:
 
 def test_here_all_that_the_tests_need_is_found() -> None:
     found = states(examine())
-    may_be_missing = {"nvcc", "CUDA parts", "torch half", "path to peers on other hosts"}
+    may_be_missing = {"nvcc", "CUDA parts", "CUDA driver", "torch half"}
+    may_be_missing |= {"path to peers on other hosts"}
     assert {part for part, state in found.items() if state == "broken"} == set()
     assert {part for part, state in found.items() if state == "missing"} <= may_be_missing
 
@@ -171,6 +172,61 @@ def test_kernel_without_a_feature_is_told(
     findings = examine()
     assert states(findings)[part] == "broken"
     assert "not implemented" in text_of(findings, part)
+
+
+def use_driver(monkeypatch: pytest.MonkeyPatch, version: int, nvcc: str, status: int = 0) -> None:
+    """A driver for CUDA `version` (12040: 12.4), and an extension of that nvcc."""
+
+    def get_version(address: Any) -> int:
+        address._obj.value = version
+        return status
+
+    library = SimpleNamespace(cuDriverGetVersion=get_version)
+    monkeypatch.setattr(doctor, "_driver_library", lambda: library)
+    built = {"cuda": bool(nvcc), "nvcc": nvcc, "cuda_archs": "80-real,90"}
+    use_native(monkeypatch, problem=None, core=SimpleNamespace(build_info=lambda: built))
+
+
+@pytest.mark.parametrize(
+    ("version", "nvcc", "state", "texts"),
+    [
+        (
+            12040,
+            "13.0.88",
+            "broken",
+            ["CUDA 13.0 or newer", "nvcc 13.0.88", "got one for CUDA 12.4"],
+        ),
+        (12040, "12.8.61", "ok", ["for CUDA 12.4, older than nvcc 12.8.61", "architectures above"]),
+        (13000, "13.0.88", "ok", ["for CUDA 13.0; pipecomm was built with nvcc 13.0.88"]),
+        (13010, "12.6.20", "ok", ["for CUDA 13.1; pipecomm was built with nvcc 12.6.20"]),
+        (12080, "", "ok", ["for CUDA 12.8; pipecomm was built without CUDA"]),
+    ],
+)
+def test_driver_is_told_beside_the_toolkit(
+    monkeypatch: pytest.MonkeyPatch, version: int, nvcc: str, state: str, texts: list[str]
+) -> None:
+    use_driver(monkeypatch, version, nvcc)
+    findings = examine()
+    assert states(findings)["CUDA driver"] == state
+    for text in texts:
+        assert text in text_of(findings, "CUDA driver")
+
+
+def test_driver_that_does_not_answer_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_driver(monkeypatch, 12040, "12.4.1", status=999)
+    findings = examine()
+    assert states(findings)["CUDA driver"] == "broken"
+    assert "CUresult 999" in text_of(findings, "CUDA driver")
+
+
+def test_machine_without_a_driver_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str | None, **options: Any) -> Any:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(doctor.ctypes, "CDLL", refuse)
+    findings = examine()
+    assert states(findings)["CUDA driver"] == "missing"
+    assert "libcuda.so.1: cannot open" in text_of(findings, "CUDA driver")
 
 
 def test_failed_try_of_the_path_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A rank's side of a job: its place from the environment, its events, its stdout."""
+"""A rank's side of a job: its number from the environment, its events, its stdout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipecomm.app.rank import Place, place_from_environment
+from pipecomm.app.rank import JobRank, rank_from_environment
 from pipecomm.errors import ConfigError
 from pipecomm.outcome import event_pipe
 
@@ -25,17 +25,17 @@ def set_environment(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
         monkeypatch.setenv(name, value)
 
 
-def test_place_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     set_environment(monkeypatch, **COMPLETE)
-    assert place_from_environment() == Place(rank=1, size=2)
+    assert rank_from_environment() == JobRank(rank=1, size=2)
 
 
 @pytest.mark.parametrize("left", [{}, {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}])
-def test_place_without_rank_and_size_is_none(
+def test_rank_without_rank_and_size_is_none(
     monkeypatch: pytest.MonkeyPatch, left: dict[str, str]
 ) -> None:
     set_environment(monkeypatch, **left)
-    assert place_from_environment() is None
+    assert rank_from_environment() is None
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,13 @@ def test_incomplete_environment_is_refused_with_all_that_is_wrong(
 ) -> None:
     set_environment(monkeypatch, **values)
     with pytest.raises(ConfigError) as caught:
-        place_from_environment()
+        rank_from_environment()
     assert [text for text in texts if text not in str(caught.value)] == []
 
 
 @pytest.mark.parametrize(("rank", "is_last"), [(0, False), (1, False), (2, True)])
 def test_only_the_last_rank_is_last(rank: int, is_last: bool) -> None:
-    assert Place(rank, 3).is_last is is_last
+    assert JobRank(rank, 3).is_last is is_last
 
 
 def test_events_are_lines_of_json(monkeypatch: pytest.MonkeyPatch) -> None:

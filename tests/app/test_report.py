@@ -49,6 +49,7 @@ def run_result(name: str, **changes: Any) -> dict[str, Any]:
         "exposed_comm_s": 0.08,
         "payload_nbytes_sent": 1_000_000,
         "wire_nbytes_sent": 1_000_000,
+        "last_step": {"planned_step_s": 0.1, "text": "1f1b: step 200 ms, planned 100 ms"},
         "files": [f"out/{name}.png"],
         **changes,
     }
@@ -112,6 +113,7 @@ def test_table_has_a_column_per_run_and_the_comparison() -> None:
     assert "80.0" in rows["exposed communication (ms/step)"]
     assert "50.0%" in rows["bubble"]
     assert "wrote out/int4.png" in stdout
+    assert "int4, last step: 1f1b: step 200 ms, planned 100 ms" in stdout
 
 
 def test_table_of_one_run_compares_nothing() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from pipecomm.app.rank import Place
+from pipecomm.app.rank import JobRank
 from pipecomm.app.train import TrainOptions, _by_boundary, _choose_link, _learning_rate
 from pipecomm.links.link import LinkEmulation
 from pipecomm.schedule import Placement
@@ -134,6 +134,9 @@ def test_json_of_four_ranks_is_one_document_and_all_else_is_on_stderr(tmp_path: 
     assert 0.1 < document["compared"]["wire_nbytes_ratio"] < 0.6
     for run_ in document["runs"]:
         assert 0 <= run_["bubble"] <= 1
+        last = run_["last_step"]
+        assert 0 < last["planned_step_s"] <= max(rank["step_s"] for rank in last["ranks"])
+        assert [rank["peak_activations"] for rank in last["ranks"]] == [4, 3, 2, 1]
         assert 0 <= run_["exposed_comm_s"] <= run_["step_s"]
 
 
@@ -303,11 +306,11 @@ def test_learning_rate_warms_up_and_falls_to_zero() -> None:
 
 
 def test_link_is_real_unless_one_is_asked_for() -> None:
-    place = Place(0, 2)
-    assert _choose_link(options(), place) is None
-    assert _choose_link(options(link_mbps=5.0), place) == LinkEmulation(5.0, 0.0)
-    assert _choose_link(options(link_latency_ms=2.0), place) == LinkEmulation(0.0, 2.0)
-    assert _choose_link(options(link_mbps=5.0), Place(0, 1)) is None
+    me = JobRank(0, 2)
+    assert _choose_link(options(), me) is None
+    assert _choose_link(options(link_mbps=5.0), me) == LinkEmulation(5.0, 0.0)
+    assert _choose_link(options(link_latency_ms=2.0), me) == LinkEmulation(0.0, 2.0)
+    assert _choose_link(options(link_mbps=5.0), JobRank(0, 1)) is None
 
 
 def test_automatic_link_takes_twice_as_long_as_the_slowest_rank(
@@ -315,7 +318,7 @@ def test_automatic_link_takes_twice_as_long_as_the_slowest_rank(
 ) -> None:
     monkeypatch.setattr("pipecomm.app.train._compute_s", lambda *args: 0.001)
     monkeypatch.setattr("pipecomm.app.train._gather", lambda value: [value, 0.002])
-    emulation = _choose_link(options(link_mbps=-1.0), Place(0, 2))
+    emulation = _choose_link(options(link_mbps=-1.0), JobRank(0, 2))
     assert emulation is not None
     # 2 rows x 16 positions x 16 float32 values in 4 ms.
     assert emulation.mbps == pytest.approx(2 * 16 * 16 * 32 / 4000, rel=0.05)

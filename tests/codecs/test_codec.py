@@ -287,12 +287,12 @@ def test_no_elements_take_no_bytes(name: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_codec_covers_floats_from_a_size_on(dtype: torch.dtype) -> None:
     codec, tensor = Codec("int4"), torch.zeros(100, dtype=dtype)
-    assert codec.covers(tensor)
+    assert codec.covers(tensor, min_nbytes=0)
     assert codec.covers(tensor, min_nbytes=tensor.nbytes)
     assert not codec.covers(tensor, min_nbytes=tensor.nbytes + 1)
-    assert not Codec("raw").covers(tensor)
+    assert not Codec("raw").covers(tensor, min_nbytes=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.bool, torch.complex64])
 def test_codec_does_not_cover_other_dtypes(dtype: torch.dtype) -> None:
-    assert not Codec("int4").covers(torch.zeros(100, dtype=dtype))
+    assert not Codec("int4").covers(torch.zeros(100, dtype=dtype), min_nbytes=0)

@@ -126,7 +126,7 @@ def choices(policy: CodecPolicy, tensors: list[torch.Tensor], num_steps: int) ->
 
 
 def smooth() -> torch.Tensor:
-    return torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    return torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
 
 
 def test_first_training_steps_stay_raw() -> None:
@@ -159,7 +159,7 @@ def test_guard_measures_every_so_many_steps(caplog: pytest.LogCaptureFixture) ->
     for step in range(7):
         boundary.begin_step()
         # Ones are exact in 4 bits. Worse from the second step on; only the fourth is looked at.
-        given = torch.ones(8, 64) if step == 0 else smooth()
+        given = torch.ones(16, 64) if step == 0 else smooth()
         found.append(str(boundary.choose(0, [given], trains=True)))
     assert found == ["int4"] * 3 + ["raw"] * 4
     assert "in step 4" in caplog.text

@@ -142,11 +142,11 @@ class Fuzz {
 
   void require_no_new_infinity(DType dtype, const RunLayout& run, const std::byte* wire, const std::byte* x) {
     for (std::int64_t i = 0; i < run.num_groups; ++i) {
-      const GroupPlace place = run.place(i);
+      const Group group = run.group(i);
       dispatch_float(dtype, [&](auto zero) {
-        for (int j = 0; j < place.num_values; ++j) {
+        for (int j = 0; j < group.num_values; ++j) {
           auto value = zero;
-          std::memcpy(&value, x + (place.element + j) * static_cast<std::int64_t>(sizeof(value)), sizeof(value));
+          std::memcpy(&value, x + (group.element + j) * static_cast<std::int64_t>(sizeof(value)), sizeof(value));
           const bool is_infinite = (float_to_bits(to_float(value)) & 0x7fffffffu) == 0x7f800000u;
           require(!is_infinite || is_spike(run, wire, i, j), "no infinity from any bytes but those of a spike");
         }

@@ -109,7 +109,7 @@ TEST(sizes_beyond_two_to_the_31_are_counted_in_64_bits) {
   CHECK_EQ(all, std::int64_t{3} << 27);
   CHECK_EQ(wire_nbytes(int4, grid, 0, all), (std::size_t{3} << 31) + (std::size_t{3} << 29));
   const RunLayout last = run_layout(int4, grid, all - 1, all);
-  CHECK_EQ(last.place(0).element, 3 * grid.cols - 32);
+  CHECK_EQ(last.group(0).element, 3 * grid.cols - 32);
 }
 
 TEST(runs_and_shapes_that_cannot_be_are_refused) {

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 import pipecomm  # noqa: F401 - has init_process_group check first
-from pipecomm.drop_in.env import check_environment
+from pipecomm.drop_in.env import check_environment, check_first
 from pipecomm.errors import ConfigError
 
 _GOOD = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -84,6 +84,16 @@ def test_rendezvous_that_asks_for_no_backend_is_torchs_own(monkeypatch: pytest.M
     _set(monkeypatch, MASTER_ADDR=None, MASTER_PORT=None)
     with pytest.raises(ValueError, match="environment variable MASTER_ADDR expected"):
         next(dist.rendezvous("env://"))
+
+
+def test_torch_that_has_no_such_handler_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    torchs = import_module("torch.distributed.rendezvous")
+    install = check_first.__wrapped__
+    monkeypatch.setattr(torchs, "_rendezvous_handlers", {"tcp": print})
+    install(lambda backend: True)
+    assert torchs._rendezvous_handlers == {"tcp": print}
+    monkeypatch.delattr(torchs, "_rendezvous_handlers")
+    install(lambda backend: True)
 
 
 def test_rank_and_size_may_come_from_the_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ from tests.engine.data_parallel_trial import (
     as_replicate_by_ddp,
     as_shards,
     as_shards_within_shards,
-    find_place,
+    find_member,
     partly_frozen,
     stages_of,
     two_layers,
@@ -64,10 +64,10 @@ def not_reducing(module: nn.Module) -> Iterator[None]:
 
 def steps_of_every_kind(rank: int, size: int) -> dict[str, float]:
     """The worst error of three steps, by wrapper, schedule and number of microbatches."""
-    place, found = find_place(rank), {}
+    member, found = find_member(rank), {}
     for wrap in WRAPS:
         for schedule, number in (("1f1b", 4), ("gpipe", 3), ("1f1b", 1)):
-            trial = Trial(place, wrap, schedule=schedule, num_microbatches=number)
+            trial = Trial(member, wrap, schedule=schedule, num_microbatches=number)
             errors = [trial.step_error(seed) for seed in (1, 2, 3)]
             found[f"{wrap.__name__} {schedule} {number}"] = max(errors)
             trial.pipeline.close()
@@ -76,9 +76,9 @@ def steps_of_every_kind(rank: int, size: int) -> dict[str, float]:
 
 def steps_with_split_backwards(rank: int, size: int) -> dict[str, float]:
     """As above; weights wait, or with whole backwards alone where wrappers cannot let them."""
-    place, found = find_place(rank), {}
+    member, found = find_member(rank), {}
     for wrap in WRAPS:
-        trial = Trial(place, wrap, schedule=build("zb-h1", 2, 3), num_microbatches=3)
+        trial = Trial(member, wrap, schedule=build("zb-h1", 2, 3), num_microbatches=3)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found[wrap.__name__] = max(trial.step_error(seed) for seed in (1, 2))
@@ -87,17 +87,17 @@ def steps_with_split_backwards(rank: int, size: int) -> dict[str, float]:
 
 
 def frozen_parameters(rank: int, size: int) -> dict[str, float]:
-    place, found = find_place(rank), {}
+    member, found = find_member(rank), {}
     for wrap in (as_ddp, as_ddp_finding_unused, as_shards, as_replicate):
-        trial = Trial(place, wrap, kind=partly_frozen)
+        trial = Trial(member, wrap, kind=partly_frozen)
         found[wrap.__name__] = max(trial.step_error(seed) for seed in (1, 2))
     return found
 
 
 def recomputed_stages(rank: int, size: int) -> dict[str, float]:
-    place, found = find_place(rank), {}
+    member, found = find_member(rank), {}
     for wrap in (as_ddp, as_ddp_finding_unused, as_shards, as_replicate):
-        trial = Trial(place, wrap, kind=Recomputed)
+        trial = Trial(member, wrap, kind=Recomputed)
         found[wrap.__name__] = max(trial.step_error(seed) for seed in (1, 2))
     return found
 
@@ -124,7 +124,7 @@ class UnsplitBranches(nn.Module):
 
 def parameters_that_some_microbatches_use(rank: int, size: int) -> dict[str, float]:
     """The marked layer is used by the first, by the last, by two microbatches of a step."""
-    place, found = find_place(rank), {}
+    member, found = find_member(rank), {}
     for wrap in (
         as_ddp,
         as_ddp_finding_unused,
@@ -133,7 +133,7 @@ def parameters_that_some_microbatches_use(rank: int, size: int) -> dict[str, flo
         as_replicate,
         with_layers_as_shards,
     ):
-        trial = Trial(place, wrap, kind=Branches, num_rows=8)
+        trial = Trial(member, wrap, kind=Branches, num_rows=8)
         trial.expected = [UnsplitBranches(stage) for stage in trial.expected]  # type: ignore[arg-type]
         found[wrap.__name__] = max(
             trial.step_error(seed, marked=marked_rows(which, 8))
@@ -144,9 +144,9 @@ def parameters_that_some_microbatches_use(rank: int, size: int) -> dict[str, flo
 
 def parameters_that_a_step_does_not_use(rank: int, size: int) -> dict[str, float]:
     """The marked layer is used by one step, not by the next, and by the one after it."""
-    place, found = find_place(rank), {}
+    member, found = find_member(rank), {}
     for wrap in (as_ddp_finding_unused, with_layers_as_ddp, as_shards, with_layers_as_shards):
-        trial = Trial(place, wrap, kind=Branches, num_rows=8)
+        trial = Trial(member, wrap, kind=Branches, num_rows=8)
         trial.expected = [UnsplitBranches(stage) for stage in trial.expected]  # type: ignore[arg-type]
         found[wrap.__name__] = max(
             trial.step_error(seed, marked=marked_rows(which, 8))
@@ -157,7 +157,7 @@ def parameters_that_a_step_does_not_use(rank: int, size: int) -> dict[str, float
 
 def parameters_that_ddp_waits_for_in_vain(rank: int, size: int) -> dict[str, Any]:
     """What a step raises that does not use a layer, and the error of the next one, which does."""
-    trial = Trial(find_place(rank), as_ddp, kind=Branches, num_rows=8)
+    trial = Trial(find_member(rank), as_ddp, kind=Branches, num_rows=8)
     trial.expected = [UnsplitBranches(stage) for stage in trial.expected]  # type: ignore[arg-type]
     raised = ""
     try:
@@ -170,9 +170,9 @@ def parameters_that_ddp_waits_for_in_vain(rank: int, size: int) -> dict[str, Any
 
 def accumulation_over_steps(rank: int, size: int) -> dict[str, Any]:
     """Errors of two rounds of three steps of which only the last reduces."""
-    place, found = find_place(rank), {}
+    member, found = find_member(rank), {}
     for wrap in (as_ddp, as_replicate_by_ddp, as_replicate, as_shards):
-        trial, errors = Trial(place, wrap), []
+        trial, errors = Trial(member, wrap), []
         for first in (1, 4):
             with not_reducing(trial.stage):
                 trial.train(first)
@@ -187,9 +187,9 @@ def accumulation_over_steps(rank: int, size: int) -> dict[str, Any]:
 
 
 def evaluation_in_between(rank: int, size: int) -> dict[str, float]:
-    place, found = find_place(rank), {}
+    member, found = find_member(rank), {}
     for wrap in (as_ddp, as_ddp_finding_unused, as_replicate_by_ddp, as_shards_within_shards):
-        trial, errors = Trial(place, wrap), []
+        trial, errors = Trial(member, wrap), []
         for seed in (1, 2):
             errors.append(trial.step_error(seed))
             inputs, targets = trial.given(seed)
@@ -212,7 +212,7 @@ class Normalized(nn.Module):
 
 def broadcasts_of_buffers(rank: int, size: int) -> int:
     """Of the third step, after what is done but once."""
-    trial = Trial(find_place(rank), as_ddp, kind=Normalized, num_rows=8)
+    trial = Trial(find_member(rank), as_ddp, kind=Normalized, num_rows=8)
     trial.train(1)
     trial.train(2)
     with profile() as seen:
@@ -239,11 +239,11 @@ COLLECTIVES: dict[tuple[Wrap, str], int] = {
 
 def collectives_of_a_step(rank: int, size: int) -> dict[str, int]:
     """Of the third step, after what is done but once; with whole backwards and with split ones."""
-    place, found, late = find_place(rank), {}, build("zb-h1", 2, 4)
+    member, found, late = find_member(rank), {}, build("zb-h1", 2, 4)
     runs = [(wrap, word, "1f1b", "") for wrap, word in COLLECTIVES]
     runs += [(wrap, "allreduce", late, " split") for wrap in (as_ddp, as_ddp_finding_unused)]
     for wrap, word, schedule, name in runs:
-        trial = Trial(place, wrap, schedule=schedule)
+        trial = Trial(member, wrap, schedule=schedule)
         for seed in (1, 2):
             trial.step_error(seed)
         with profile() as seen:
@@ -293,10 +293,10 @@ NORM_TYPES = (1.0, 2.0, 3.0, math.inf)
 
 def clipped(rank: int, size: int) -> dict[str, float]:
     """The relative error of a norm, or of the gradients it has scaled if that is larger."""
-    place, found = find_place(rank), {}
+    member, found = find_member(rank), {}
     for wrap in (as_ddp, as_replicate, as_shards, as_shards_within_shards):
         for kind in (two_layers, Narrow):
-            trial = Trial(place, wrap, kind=kind)
+            trial = Trial(member, wrap, kind=kind)
             for norm_type in NORM_TYPES:
                 trial.train(1)
                 trial.train_unsplit(1)
@@ -311,14 +311,14 @@ def clipped(rank: int, size: int) -> dict[str, float]:
 
 def clipped_tensor_parallel(rank: int, size: int) -> dict[str, float]:
     """Of one column-wise and one row-wise layer, over the ranks of a stage."""
-    place, found = find_place(rank), {}
+    member, found = find_member(rank), {}
     stages = stages_of(two_layers)
     expected = copy.deepcopy(stages)
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
-    stage = parallelize_module(stages[place.stage], place.mesh, plan)
+    stage = parallelize_module(stages[member.stage], member.mesh, plan)
     inputs, targets = rows(8), rows(8, seed=2)
     with Pipeline(
-        stage, num_microbatches=2, loss_fn=mse, process_group=place.pipeline, timeout_s=TIMEOUT_S
+        stage, num_microbatches=2, loss_fn=mse, process_group=member.pipeline, timeout_s=TIMEOUT_S
     ) as pipeline:
         pipeline.train_step(inputs, targets)
         mse(nn.Sequential(*expected)(inputs), targets).backward()
@@ -369,16 +369,16 @@ class FailsWhenTold(nn.Module):
 
 def a_failed_step_then_good_ones(rank: int, size: int) -> dict[str, float]:
     """The worst error of two steps after one that failed in the same way in both pipelines."""
-    place, found = find_place(rank), {}
+    member, found = find_member(rank), {}
     moments = [("forward", 1), ("forward", 3), ("backward", 0), ("backward", 3)]
     for wrap in (as_ddp, as_ddp_finding_unused, as_replicate_by_ddp, as_replicate, as_shards):
         for moment, microbatch in moments:
-            trial = Trial(place, wrap, kind=FailsWhenTold, num_rows=8)
+            trial = Trial(member, wrap, kind=FailsWhenTold, num_rows=8)
             inner = trial.expected[0]
             errors = [trial.step_error(1)]
             inner = next(m for m in trial.stage.modules() if isinstance(m, FailsWhenTold))
             inner.num_forwards = 0
-            if place.stage == 1:
+            if member.stage == 1:
                 inner.moment, inner.microbatch = moment, microbatch
             with contextlib.suppress(Exception):
                 trial.train(2)

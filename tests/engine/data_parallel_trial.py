@@ -30,8 +30,8 @@ NUM_STAGES = 2
 
 
 @dataclass
-class Place:
-    """Where a rank stands: its stage, its replica, and the groups of both."""
+class Member:
+    """A rank: its stage, its replica, and the groups of both."""
 
     stage: int
     replica: int
@@ -43,13 +43,13 @@ class Place:
         return DeviceMesh.from_group(self.replicas, "cpu")
 
 
-Wrap = Callable[[nn.Module, Place], nn.Module]
+Wrap = Callable[[nn.Module, Member], nn.Module]
 
 
-def find_place(rank: int) -> Place:
+def find_member(rank: int) -> Member:
     pipelines = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
     replicas = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
-    return Place(rank // 2, rank % 2, pipelines[rank % 2], replicas[rank // 2])
+    return Member(rank // 2, rank % 2, pipelines[rank % 2], replicas[rank // 2])
 
 
 def stages_of(kind: Callable[[], nn.Module]) -> list[nn.Module]:
@@ -91,65 +91,65 @@ class Branches(nn.Module):
         return self.always(branch).tanh()
 
 
-def as_ddp(stage: nn.Module, place: Place, **options: Any) -> DistributedDataParallel:
-    return DistributedDataParallel(stage, process_group=place.replicas, **options)
+def as_ddp(stage: nn.Module, member: Member, **options: Any) -> DistributedDataParallel:
+    return DistributedDataParallel(stage, process_group=member.replicas, **options)
 
 
-def as_ddp_finding_unused(stage: nn.Module, place: Place) -> nn.Module:
-    return as_ddp(stage, place, find_unused_parameters=True)
+def as_ddp_finding_unused(stage: nn.Module, member: Member) -> nn.Module:
+    return as_ddp(stage, member, find_unused_parameters=True)
 
 
-def as_ddp_with_bucket_views(stage: nn.Module, place: Place) -> nn.Module:
-    return as_ddp(stage, place, gradient_as_bucket_view=True)
+def as_ddp_with_bucket_views(stage: nn.Module, member: Member) -> nn.Module:
+    return as_ddp(stage, member, gradient_as_bucket_view=True)
 
 
-def as_ddp_reducing_float16(stage: nn.Module, place: Place) -> nn.Module:
-    wrapped = as_ddp(stage, place)
-    wrapped.register_comm_hook(place.replicas, fp16_compress_hook)
+def as_ddp_reducing_float16(stage: nn.Module, member: Member) -> nn.Module:
+    wrapped = as_ddp(stage, member)
+    wrapped.register_comm_hook(member.replicas, fp16_compress_hook)
     return wrapped
 
 
-def with_layers_as_ddp(stage: nn.Module, place: Place) -> nn.Module:
+def with_layers_as_ddp(stage: nn.Module, member: Member) -> nn.Module:
     for name, module in stage.named_children():
         if [*module.parameters()]:
-            setattr(stage, name, as_ddp(module, place))
+            setattr(stage, name, as_ddp(module, member))
     return stage
 
 
-def compiled_ddp(stage: nn.Module, place: Place) -> nn.Module:
-    return torch.compile(as_ddp(stage, place), backend="eager")  # type: ignore[return-value]
+def compiled_ddp(stage: nn.Module, member: Member) -> nn.Module:
+    return torch.compile(as_ddp(stage, member), backend="eager")  # type: ignore[return-value]
 
 
-def as_replicate_by_ddp(stage: nn.Module, place: Place) -> nn.Module:
-    return replicate_by_ddp(stage, process_group=place.replicas)
+def as_replicate_by_ddp(stage: nn.Module, member: Member) -> nn.Module:
+    return replicate_by_ddp(stage, process_group=member.replicas)
 
 
-def as_replicate(stage: nn.Module, place: Place) -> nn.Module:
-    return replicate(stage, mesh=place.mesh)
+def as_replicate(stage: nn.Module, member: Member) -> nn.Module:
+    return replicate(stage, mesh=member.mesh)
 
 
-def as_shards(stage: nn.Module, place: Place) -> nn.Module:
-    return fully_shard(stage, mesh=place.mesh)
+def as_shards(stage: nn.Module, member: Member) -> nn.Module:
+    return fully_shard(stage, mesh=member.mesh)
 
 
-def as_shards_within_shards(stage: nn.Module, place: Place) -> nn.Module:
-    return fully_shard(with_layers_as_shards(stage, place), mesh=place.mesh)
+def as_shards_within_shards(stage: nn.Module, member: Member) -> nn.Module:
+    return fully_shard(with_layers_as_shards(stage, member), mesh=member.mesh)
 
 
-def with_layers_as_shards(stage: nn.Module, place: Place) -> nn.Module:
+def with_layers_as_shards(stage: nn.Module, member: Member) -> nn.Module:
     for module in stage.children():
         if [*module.parameters()]:
-            fully_shard(module, mesh=place.mesh)
+            fully_shard(module, mesh=member.mesh)
     return stage
 
 
-def compiled_shards(stage: nn.Module, place: Place) -> nn.Module:
-    return torch.compile(as_shards(stage, place), backend="eager")  # type: ignore[return-value]
+def compiled_shards(stage: nn.Module, member: Member) -> nn.Module:
+    return torch.compile(as_shards(stage, member), backend="eager")  # type: ignore[return-value]
 
 
-def as_shards_reduced_in_float32(stage: nn.Module, place: Place) -> nn.Module:
+def as_shards_reduced_in_float32(stage: nn.Module, member: Member) -> nn.Module:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    return fully_shard(stage, mesh=place.mesh, mp_policy=policy)
+    return fully_shard(stage, mesh=member.mesh, mp_policy=policy)
 
 
 WRAPS: tuple[Wrap, ...] = (
@@ -174,7 +174,7 @@ class Trial:
 
     def __init__(
         self,
-        place: Place,
+        member: Member,
         wrap: Wrap,
         *,
         kind: Callable[[], nn.Module] = two_layers,
@@ -183,16 +183,16 @@ class Trial:
         num_microbatches: int = 4,
     ) -> None:
         stages = stages_of(kind)
-        self.place = place
+        self.member = member
         self.expected = copy.deepcopy(stages)
-        self.stage = wrap(stages[place.stage], place)
+        self.stage = wrap(stages[member.stage], member)
         self.num_rows = num_rows
         self.pipeline = Pipeline(
             self.stage,
             schedule=schedule,
             num_microbatches=num_microbatches,
             loss_fn=mse,
-            process_group=place.pipeline,
+            process_group=member.pipeline,
             timeout_s=TIMEOUT_S,
         )
 
@@ -201,7 +201,7 @@ class Trial:
         return rows(2 * self.num_rows, seed=seed), rows(2 * self.num_rows, seed=seed + 100)
 
     def mine(self, tensor: Tensor) -> Tensor:
-        return tensor.chunk(2)[self.place.replica]
+        return tensor.chunk(2)[self.member.replica]
 
     def train(self, seed: int, **kwargs: Tensor) -> None:
         inputs, targets = self.given(seed)
@@ -220,7 +220,7 @@ class Trial:
     def error(self) -> float:
         """Largest relative error of a gradient; infinite where only one side has one."""
         pairs = zip(
-            self.stage.parameters(), self.expected[self.place.stage].parameters(), strict=True
+            self.stage.parameters(), self.expected[self.member.stage].parameters(), strict=True
         )
         return max(relative_error(whole(p.grad), e.grad) for p, e in pairs)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipecomm.engine.failures import Failure
+from pipecomm.engine.failures import Failure, place_text
 from pipecomm.errors import ConfigError, PoolExhaustedError, StageFailedError, TensorError
+from pipecomm.schedule import Action
 
 
 def told(error: BaseException) -> StageFailedError:
@@ -77,3 +78,18 @@ def test_any_text_fits_the_message_and_comes_back(text: str) -> None:
 )
 def test_other_text_is_not_taken_for_a_failure(packed: str) -> None:
     assert Failure.unpacked(packed) is None
+
+
+@pytest.mark.parametrize(
+    ("stages", "current", "iteration", "text"),
+    [
+        ((1,), None, None, "stage 1 of 4"),
+        ((0, 2), None, 7, "stages 0 and 2 of 4, iteration 7"),
+        ((0, 2), "2F3", 7, "stage 2 of 4, F of microbatch 3, iteration 7"),
+    ],
+)
+def test_place_names_the_stage_at_work(
+    stages: tuple[int, ...], current: str | None, iteration: int | None, text: str
+) -> None:
+    action = None if current is None else Action.parse(current)
+    assert place_text(stages, 4, action, iteration) == text

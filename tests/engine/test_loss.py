@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipecomm.engine.loss import StepLoss, loss_weights
+from pipecomm.engine.loss import LossRule, StepLoss, loss_weights
 from pipecomm.engine.microbatch import split_step
 from pipecomm.errors import ConfigError
 
@@ -117,3 +117,30 @@ def test_complex_loss_is_refused() -> None:
     loss = StepLoss(lambda output, target: output, [None], [1.0], keep_outputs=False)
     with pytest.raises(TypeError, match=r"a real number from loss_fn; got torch\.complex64"):
         loss(0, torch.ones((), dtype=torch.complex64))
+
+
+@pytest.mark.parametrize(
+    ("reduction", "updates", "total", "start"),
+    [("mean", (), 2.5, 1.0), ("mean", (1, 3), 2.5, 4.0), ("sum", (1, 3), 10.0, 4.0)],
+)
+def test_rule_scales_and_averages_where_updates_come_within_the_step(
+    reduction: Any, updates: tuple[int, ...], total: float, start: float
+) -> None:
+    data = split_step(torch.arange(4.0) + 1, None, None, 4)
+    rule = LossRule(lambda output, target: output.sum(), reduction, scale=4.0)
+    loss = rule.of_step(data, updates, None, is_here=True, keep_outputs=True)
+    for microbatch, (inputs,) in enumerate(data.inputs):
+        loss(microbatch, inputs.clone().requires_grad_())
+    assert loss.total() == pytest.approx(total)
+    assert loss.start_gradient(0) == start
+    assert len(loss.outputs() or []) == 4
+
+
+def test_rule_leaves_outputs_and_divisor_to_the_last_stage() -> None:
+    data = split_step(torch.zeros(2), None, None, 1)
+    rule = LossRule(None, "mean")
+    # Where it is not needed nobody looks at it, nor waits for its device.
+    loss = rule.of_step(data, (), -1.0, is_here=False, keep_outputs=True)
+    assert loss.outputs() is None
+    with pytest.raises(ConfigError, match="loss_divisor"):
+        rule.of_step(data, (), -1.0, is_here=True, keep_outputs=True)

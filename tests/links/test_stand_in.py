@@ -77,6 +77,36 @@ def test_tensors_cross_in_slots_and_several_share_a_message(pair: Pair) -> None:
     assert pair.low._core.path(1) == "shared memory, in slots of host"
 
 
+@pytest.mark.parametrize(
+    ("sharing", "path"),
+    [
+        ("auto", "in slots of host"),
+        ("descriptor", "in slots of host"),
+        ("handle", "from host through the host"),  # the host has no IPC handles
+        ("none", "from host through the host"),
+    ],
+)
+def test_way_of_sharing_can_be_forced(
+    monkeypatch: pytest.MonkeyPatch, sharing: str, path: str
+) -> None:
+    monkeypatch.setenv("PIPECOMM_STAND_IN_DEVICE", "1")
+    monkeypatch.setenv("PIPECOMM_DEVICE_SHARING", sharing)
+    pair = Pair()
+    (got,) = pair.forward([torch.arange(_LARGE // 4)])
+    assert torch.equal(got, torch.arange(_LARGE // 4))
+    assert pair.low._core.path(1) == f"shared memory, {path}"
+    pair.close()
+
+
+def test_way_of_sharing_that_is_not_known_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIPECOMM_STAND_IN_DEVICE", "1")
+    monkeypatch.setenv("PIPECOMM_DEVICE_SHARING", "magic")
+    pair = Pair()
+    with pytest.raises(Exception, match=r"none in PIPECOMM_DEVICE_SHARING; got 'magic'"):
+        pair.forward([torch.ones(5)])
+    pair.close()
+
+
 def test_without_the_variable_they_do_not() -> None:
     pair = Pair()
     pair.forward([torch.ones(5)])

@@ -32,7 +32,7 @@ class PC_API Transfer {
 
   // On a CUDA device: also done there.
   virtual bool is_done() const = 0;
-  // True when the tensors are not read or written any more. A send that failed half way is done before that: its bytes
+  // True when the tensors are not read or written any more. A send that failed halfway is done before that: its bytes
   // go on leaving, since half a message cannot be taken back.
   virtual bool has_left() const = 0;
   // The error the transfer ended with, if it ended with one.

@@ -31,10 +31,10 @@ class PC_API Listener {
 
 PC_API std::unique_ptr<Listener> make_listener();
 // For the end of the process: returns when ranks on other hosts have what was sent to them, or after 5 s. exit() calls
-// it; who ends by _exit() calls it himself.
+// it; whoever ends by _exit() has to.
 PC_API void finish_bridges();
-// Whether two ranks share no memory and need TCP: other hosts, other network namespaces. The same seen from both, and
-// an equivalence: all ranks can decide alike.
+// Whether two ranks share no memory and need TCP: other hosts, other network namespaces. Symmetric and transitive,
+// so that all ranks decide alike.
 PC_API bool is_remote(const std::string& own_address, const std::string& peer_address);
 // Why `peer_address` cannot be reached at all (another user on this host); empty when it can.
 PC_API std::string why_unreachable(const std::string& own_address, const std::string& peer_address);

@@ -1,4 +1,4 @@
-// The steps that some rank has given up, and why.
+// The epochs that some rank has given up, and why.
 #pragma once
 
 #include <cstdint>

@@ -33,15 +33,15 @@ class LinkSet {
     }
   }
 
-  // Ends what has not ended and answers the predicate; with `forget`, also what is half way out.
+  // Ends what has not ended and satisfies the predicate; with `forget`, also what is halfway out.
   void fail_if(const Predicate& predicate, const Error& error, bool forget);
   void fail_all(const Error& error, bool forget) {
     fail_if([](const TransferState&) { return true; }, error, forget);
   }
   // A receive that nobody can answer any more, now that this peer is gone. One from anybody waits for whoever is left.
   bool can_only_wait_for(const TransferState& receive, int gone_peer) const;
-  // "; also gone: rank 2, 3", or nothing. Who ends because of a loss is soon lost too, to others that wait for it.
-  // A bridge may have to pass on more before the end of its link is seen: what it knows counts already.
+  // "; also gone: rank 2, 3", or nothing. A rank that ends because of a loss is soon lost too, to others that wait for
+  // it. A bridge may have to pass on more before the end of its link is seen: what it knows counts already.
   std::string also_gone(int peer, const Bridges& bridges) const;
   // Throws the error of a peer that is gone.
   void throw_if_gone() const;

@@ -38,7 +38,7 @@ class Handshake {
   virtual Fd call(int peer) = 0;
   // The call has got through: words can be said.
   virtual bool is_through(int peer, const Fd& socket) const = 0;
-  // Whoever has come may speak, and until when.
+  // Whether the caller may speak; if so, sets until when.
   virtual bool lets_in(Visitor& caller) const = 0;
   virtual bool say(const Fd& socket, const std::string& bytes) const = 0;
   // Takes what there is of a hello and its text, and not one byte more: other things may follow.

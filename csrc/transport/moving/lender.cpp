@@ -17,7 +17,7 @@ SourceNote note_at(const OutPart& out) {
 
 bool Lender::lends(const SendPart& part) {
   return !part.absent && part.codec.is_raw() && part.tensor.device == kOnHost && part.tensor.nbytes() > ring_nbytes_ &&
-         source_.offer(static_cast<const std::byte*>(part.tensor.data), part.tensor.nbytes());
+         writer_.offer(static_cast<const std::byte*>(part.tensor.data), part.tensor.nbytes());
 }
 
 bool Lender::must_wait(const TransferState& message) {

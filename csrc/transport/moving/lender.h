@@ -21,7 +21,7 @@ class Lender final : public WayOut {
   };
 
   // Tensors that fit into the ring are not lent: they leave before the peer asks for them.
-  Lender(std::size_t ring_nbytes, SourceWriter::Tell tell) : ring_nbytes_(ring_nbytes), source_(std::move(tell)) {}
+  Lender(std::size_t ring_nbytes, SourceWriter::Tell tell) : ring_nbytes_(ring_nbytes), writer_(std::move(tell)) {}
 
   // The peer can read the tensor where it lies, and is to.
   bool lends(const SendPart& part);
@@ -45,11 +45,11 @@ class Lender final : public WayOut {
   Lent* find(std::uint64_t seq) { return lent_ && lent_->seq == seq ? &*lent_ : nullptr; }
   const Lent* lent() const { return lent_ ? &*lent_ : nullptr; }
   // Lets the peer unmap what has gone back to the system.
-  void tell_gone() { source_.tell_gone(); }
+  void tell_gone() { writer_.tell_gone(); }
 
  private:
   const std::size_t ring_nbytes_;
-  SourceWriter source_;
+  SourceWriter writer_;
   std::optional<Lent> lent_;
   std::size_t nbytes_written_ = 0;  // of the message under way
 };

@@ -82,7 +82,7 @@ bool Receiver::begin_part(InPart part) {
                                           std::to_string(header.seq) + ": bytes of the channel were lost");
   }
   if (header.part_index == 0 && !message_) {
-    message_ = inbox_.open(source_, header, has_peer_gone_);
+    message_ = inbox_.open(peer_, header, has_peer_gone_);
     if (!message_) return false;
   } else if (!message_ || message_->parts.size() != header.part_index || message_->num_parts != header.num_parts) {
     throw Error(ErrorKind::transport, "expected the next part of a message; got part " +
@@ -176,7 +176,7 @@ void Receiver::deliver(const InMessagePtr& message) {
       if (message->parts[i].block) delivery_.copy(*message, i);
     }
     in_slots_.note_last_use(*message);
-  } catch (const Error& error) {  // nobody else knows of this receive any more
+  } catch (const Error& error) {  // nobody else knows of this receive by now
     return reject(*message, error);
   }
   receive->received = std::move(message->parts);
@@ -190,14 +190,14 @@ void Receiver::deliver(const InMessagePtr& message) {
 
 void Receiver::release_slots(const Error& cause) {
   if (const auto arrived = in_slots_.lose(cause)) {
-    inbox_.lose(source_, *arrived, cause);
+    inbox_.lose(peer_, *arrived, cause);
     if (message_ && message_->slot_end > *arrived && !message_->is_dropped) drop(*message_, cause);
   }
   in_slots_.release();
 }
 
 void Receiver::attach(const InMessagePtr& message, const TransferPtr& receive) {
-  receive->set_peer(source_);
+  receive->set_peer(peer_);
   if (message->is_dropped) return receive->fail(*message->error);
   message->receiver = receive;
   if (message->is_complete) deliver(message);

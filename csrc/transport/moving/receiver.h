@@ -22,13 +22,13 @@ class Receiver {
   // `accept(seq)`: a receive is there for that message, or it is dropped on purpose.
   using Accept = std::function<void(std::uint64_t)>;
 
-  Receiver(int source, Inbox& inbox, std::shared_ptr<Pool> pool, const TensorDevice& tensor_device, Refuse refuse,
+  Receiver(int peer, Inbox& inbox, std::shared_ptr<Pool> pool, const TensorDevice& tensor_device, Refuse refuse,
            Accept accept)
-      : source_(source),
+      : peer_(peer),
         inbox_(inbox),
         refuse_(std::move(refuse)),
         accept_(std::move(accept)),
-        at_source_(source, ring_),
+        at_source_(peer, ring_),
         in_slots_(tensor_device),
         delivery_(std::move(pool), tensor_device, in_slots_) {}
   Receiver(const Receiver&) = delete;
@@ -94,7 +94,7 @@ class Receiver {
   void drop(InMessage& message, const Error& error);
   bool fits_targets(InMessage& message, std::size_t index);
 
-  const int source_;
+  const int peer_;
   Inbox& inbox_;
   const Refuse refuse_;
   const Accept accept_;

@@ -13,7 +13,7 @@ namespace {
 constexpr std::size_t kNbytesPerPump = std::size_t{1} << 20;
 // A copy to the host is asked this often whether it is done.
 constexpr std::int64_t kStagingPeriodNs = 50'000;
-// No peer rings for what others have taken, so that a sender at the process's limit looks this often.
+// No peer rings for what others have taken, so a sender at the process's limit looks this often.
 constexpr std::int64_t kLimitPeriodNs = 200'000;
 
 }  // namespace

@@ -50,7 +50,7 @@ Taken SourceWayIn::take(InPart& part, InMessage& message, std::span<const std::b
   if (part.target == nullptr || message.is_dropped) return taken;
   std::memcpy(part.target + chunk.begin, data, chunk.nbytes);
   if (ring_->is_revoked()) {
-    taken.error.emplace(ErrorKind::transport, "rank " + std::to_string(source_) +
+    taken.error.emplace(ErrorKind::transport, "rank " + std::to_string(peer_) +
                                                   " has left: its tensor was not taken before it closed the group");
   }
   return taken;

@@ -53,7 +53,7 @@ class RingWayIn final : public WayIn {
 // In the sender's memory, of which the record tells where.
 class SourceWayIn final : public WayIn {
  public:
-  SourceWayIn(int source, const std::optional<RingReader>& ring) : source_(source), ring_(ring) {}
+  SourceWayIn(int peer, const std::optional<RingReader>& ring) : peer_(peer), ring_(ring) {}
 
   // Segments of the peer that messages lie in.
   SourceReader& segments() { return segments_; }
@@ -63,7 +63,7 @@ class SourceWayIn final : public WayIn {
  private:
   static SourceNote note_of(const InPart& part, std::span<const std::byte> record);
 
-  const int source_;
+  const int peer_;
   const std::optional<RingReader>& ring_;
   SourceReader segments_;
 };

@@ -52,7 +52,7 @@ class IncomingRing {
   // The peer may run short of room: the local transport rings from now on.
   bool is_filling() const;
 
-  const bool tells_each_;  // the number of messages is limited, so that each one counts
+  const bool tells_each_;  // the number of messages is limited, so each one counts
   std::unique_ptr<RingWriter> made_;
   std::atomic<RingWriter*> ring_{nullptr};
   std::uint64_t segment_nbytes_ = 0;

@@ -1,0 +1,1 @@
+"""What the compiler made of the codec's kernels: exact instructions, registers, spills."""
