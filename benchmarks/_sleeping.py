@@ -6,11 +6,14 @@ import ctypes
 import socket
 import time
 import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from _harness import Timing
 from torch import Tensor, nn
 
 from pipecomm.schedule import Schedule
@@ -23,6 +26,7 @@ __all__ = [
     "Times",
     "data",
     "free_port",
+    "measure_together",
     "stages_of",
     "use_fine_timers",
 ]
@@ -48,7 +52,7 @@ class Times:
 
 
 # Of a rank's stages together.
-TIMES = Times(10e-3, 10e-3, 10e-3)
+TIMES = Times(20e-3, 20e-3, 20e-3)
 # 256 KiB a microbatch.
 ROWS, WIDTH = 4096, 16
 NBYTES = 4 * ROWS * WIDTH
@@ -143,11 +147,13 @@ def _sleep_until(end_s: float) -> None:
     time.sleep(max(0.0, end_s - time.monotonic()))
 
 
-def stages_of(schedule: Schedule, rank: int, live: Live | None = None) -> list[SleepingStage]:
+def stages_of(
+    schedule: Schedule, rank: int, live: Live | None = None, times: Times = TIMES
+) -> list[SleepingStage]:
     """Those of a rank, which share its time."""
     own = schedule.placement.stages_of(rank)
-    times = TIMES.per_part(len(own))
-    return [SleepingStage(WIDTH, times, live, seed=index) for index in own]
+    part = times.per_part(len(own))
+    return [SleepingStage(WIDTH, part, live, seed=index) for index in own]
 
 
 def data(num_microbatches: int) -> tuple[Tensor, Tensor]:
@@ -162,3 +168,30 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def measure_together(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
+    """As `_harness.measure`, from the first rank's start to the last one's end.
+
+    All ranks of this host call it and begin each call together: where one may begin while another
+    still ends the call before, the pipeline of two steps in a row hides what one leaves idle.
+    """
+    spans: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+    for _ in range(rounds + 1):
+        for name, call in calls.items():
+            dist.barrier()
+            start_s = time.monotonic()
+            call()
+            spans[name].append((start_s, time.monotonic()))
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, spans)
+    return {name: _timing([ranks[name] for ranks in found]) for name in calls}
+
+
+def _timing(ranks: list[list[tuple[float, float]]]) -> Timing:
+    rounds = [
+        max(end_s for _, end_s in spans) - min(start_s for start_s, _ in spans)
+        for spans in zip(*ranks, strict=True)
+    ]
+    # The first warms up.
+    return Timing.of(rounds[1:])

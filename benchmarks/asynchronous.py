@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from _harness import Timing, add_options, measure, report
-from _sleeping import Live, data, free_port, stages_of, use_fine_timers
+from _harness import Timing, add_options, report
+from _sleeping import Live, data, free_port, measure_together, stages_of, use_fine_timers
 from torch import Tensor, nn
 
 import pipecomm
@@ -143,7 +143,7 @@ def run(rank: int, size: int, port: int, options: argparse.Namespace) -> None:
     cases = {name: Case(name, rank, options.batches) for name in NAMES}
     calls: dict[str, Callable[[], object]] = {name: case.run for name, case in cases.items()}
     check_losses([case.run() for case in cases.values()])
-    timings = measure(calls, options.rounds)
+    timings = measure_together(calls, options.rounds)
     rows = [row_of(name, timings[name], cases[name].kept(), options.batches) for name in NAMES]
     for row in rows:
         row["faster_than_gpipe"] = f"{1 - row['batch_ms'] / rows[0]['batch_ms']:.1%}"

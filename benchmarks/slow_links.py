@@ -15,8 +15,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from _harness import Timing, add_options, measure, report
-from _sleeping import NBYTES, TIMES, Live, data, free_port, stages_of, use_fine_timers
+from _harness import Timing, add_options, report
+from _sleeping import (
+    NBYTES,
+    Live,
+    Times,
+    data,
+    free_port,
+    measure_together,
+    stages_of,
+    use_fine_timers,
+)
 from torch import nn
 
 import pipecomm
@@ -28,6 +37,7 @@ LINKS = {
     "200 Mbit/s": pipecomm.LinkEmulation(mbps=200),
 }
 SIZES = ((4, 8), (8, 16))
+TIMES = Times(10e-3, 10e-3, 10e-3)
 
 
 def costs_of(link: pipecomm.LinkEmulation) -> Costs:
@@ -55,13 +65,13 @@ def measured(name: str, size: int, count: int, link: str, rounds: int) -> dict[s
     inputs, targets = data(count)
     losses: list[float | None] = []
     with pipecomm.Pipeline(
-        list(stages_of(schedule, dist.get_rank(), live)),
+        list(stages_of(schedule, dist.get_rank(), live, TIMES)),
         schedule=schedule,
         loss_fn=nn.functional.mse_loss,
         emulation=LINKS[link],
     ) as pipeline:
         steps = {name: lambda: losses.append(pipeline.train_step(inputs, targets).loss)}
-        timing: Timing = measure(steps, rounds)[name]
+        timing: Timing = measure_together(steps, rounds)[name]
     peaks = [0] * size
     dist.all_gather_object(peaks, live.peak)
     predicted_s = schedule.simulate(costs).step_s

@@ -27,6 +27,7 @@ from pipecomm.app.rank import JobRank
 from pipecomm.codecs.policy import CodecPolicy
 from pipecomm.direction import Direction
 from pipecomm.engine.pipeline import Pipeline
+from pipecomm.engine.plan import check_schedule
 from pipecomm.engine.report import StepReport
 from pipecomm.engine.result import StepResult
 from pipecomm.engine.stats import StepStats
@@ -34,7 +35,7 @@ from pipecomm.engine.timeline import TimelineEvent, draw_timeline, write_trace
 from pipecomm.errors import ConfigError
 from pipecomm.links.link import LinkEmulation
 from pipecomm.outcome import Event
-from pipecomm.schedule import Placement, Schedule, build
+from pipecomm.schedule import Placement, Schedule
 
 __all__ = ["TrainOptions", "train"]
 
@@ -89,8 +90,12 @@ class TrainOptions:
 
     @functools.cached_property
     def order(self) -> Schedule:
-        """Raises ConfigError for an unknown schedule, and one without a form of this size."""
-        return build(self.schedule, self.num_stages, self.microbatches, self.stages)
+        """The first one, if it is chosen by what steps take.
+
+        Raises ConfigError for an unknown schedule, and one without a form of this size.
+        """
+        size = self.stages_per_rank, 0, self.stages, self.microbatches
+        return check_schedule(self.schedule, *size)
 
     @property
     def runs(self) -> list[tuple[str, str]]:
@@ -263,6 +268,7 @@ class _Run:
             "exposed_comm_s": _typical_mean(steps, lambda one: one.exposed_comm_s),
             "payload_nbytes_sent": sum(one.payload_nbytes_sent for step in steps for one in step),
             "wire_nbytes_sent": sum(one.wire_nbytes_sent for step in steps for one in step),
+            "schedule": self._report.schedule if self._report else self._options.schedule,
             "last_step": _last_step(self._report),
             "files": self._write_timeline(events, typical) if self._is_reporter else [],
         }

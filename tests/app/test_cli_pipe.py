@@ -13,7 +13,7 @@ from tests.patience import patient
 MANY_RANKS = [
     "simulate",
     "--stages",
-    "4096",
+    "16384",
     "--microbatches",
     "1",
     "--schedule",

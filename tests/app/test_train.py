@@ -114,6 +114,8 @@ def check_files(files: Sequence[Path]) -> None:
 
 def test_json_of_four_ranks_is_one_document_and_all_else_is_on_stderr(tmp_path: Path) -> None:
     words = ["--compare", "--stages=4", "--steps=8", "--json", "--learning-rate=0.01"]
+    # Messages of 4 KiB, the smallest that are encoded.
+    words.append("--sequence-length=64")
     # Every rank warns on stdout and on stderr.
     (tmp_path / "warning").mkdir()
     (tmp_path / "warning" / "sitecustomize.py").write_text(
@@ -129,8 +131,8 @@ def test_json_of_four_ranks_is_one_document_and_all_else_is_on_stderr(tmp_path: 
     assert raw["first_loss"] == pytest.approx(quantized["first_loss"], rel=0.01)
     assert raw["train_loss"] < raw["first_loss"]
     assert document["compared"]["held_out_loss_change"] == pytest.approx(0, abs=0.02)
-    # 3 boundaries, 2 directions, 8 steps, 4 x 16 positions of 16 float32 values.
-    assert raw["payload_nbytes_sent"] == quantized["payload_nbytes_sent"] == 3 * 2 * 8 * 4 * 16 * 64
+    # 3 boundaries, 2 directions, 8 steps, 4 x 64 positions of 16 float32 values.
+    assert raw["payload_nbytes_sent"] == quantized["payload_nbytes_sent"] == 3 * 2 * 8 * 4 * 64 * 64
     assert 0.1 < document["compared"]["wire_nbytes_ratio"] < 0.6
     for run_ in document["runs"]:
         assert 0 <= run_["bubble"] <= 1
@@ -138,6 +140,15 @@ def test_json_of_four_ranks_is_one_document_and_all_else_is_on_stderr(tmp_path: 
         assert 0 < last["planned_step_s"] <= max(rank["step_s"] for rank in last["ranks"])
         assert [rank["peak_activations"] for rank in last["ranks"]] == [4, 3, 2, 1]
         assert 0 <= run_["exposed_comm_s"] <= run_["step_s"]
+
+
+def test_schedule_that_was_chosen_is_named(tmp_path: Path) -> None:
+    words = ["--schedule=auto", "--stages=3", "--steps=4", "--json"]
+    code, stdout, stderr = run(tmp_path, command(*words))
+    assert code == 0, stderr
+    (result,) = json.loads(stdout)["runs"]
+    # Whatever this machine's times make the best of those that keep no more than 1F1B.
+    assert result["schedule"] in ("1f1b", "zb-h1", "planned")
 
 
 def test_trainings_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
