@@ -20,7 +20,8 @@ endif
 PHASES := build/phases
 $(shell rm -f $(PHASES))
 
-.PHONY: help install demo test test-slow lint format cpp-test sanitize fuzz soak kills device-check device-check-rehearsal clean distclean
+.PHONY: help install demo test test-slow test-fake-cuda lint format cpp-test sanitize fuzz soak kills kills-fake-cuda \
+  device-check device-check-rehearsal clean distclean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -63,6 +64,24 @@ fuzz: $(VENV)/cuda-headers ## Decode a million random and broken inputs under th
 	  -DPIPECOMM_BUILD_PYTHON=OFF -DPIPECOMM_BUILD_TESTS=ON -DPIPECOMM_SANITIZE=address,undefined
 	$(BIN)/cmake --build build/asan --target fuzz_codec
 	build/asan/tests/cpp/fuzz_codec 1000000
+
+# Under Python: the library with the stand-in driver, which LD_LIBRARY_PATH puts in the place of the other.
+OVER_FAKE_CUDA := LD_LIBRARY_PATH=$(abspath build/cpp/tests/cpp/fake_cuda) FAKE_CUDA_STAND_IN=1 \
+  FAKE_CUDA=is_coherent=1,max_delay_us=300
+
+test-fake-cuda: build/cpp/over-fake-cuda ## Run Python ranks through the CUDA half, over a stand-in driver
+	$(OVER_FAKE_CUDA) $(BIN)/pytest -p no:cacheprovider tests/fake_cuda/check_python.py tests/links/test_stand_in.py $(ARGS)
+	$(OVER_FAKE_CUDA) $(BIN)/pytest -p no:cacheprovider tests/engine/test_pipeline_stand_in.py \
+	  -k "sender_may_write or received_memory or nobody_waits or tensors_are_kept or wait_leaves" $(ARGS)
+	$(OVER_FAKE_CUDA) $(BIN)/python -m tests.kills --way slots --kills 6 --stops 1
+
+kills-fake-cuda: build/cpp/over-fake-cuda ## The kills of `make kills`, of ranks that use that driver
+	$(OVER_FAKE_CUDA) $(BIN)/python -m tests.kills --way slots --stops 0 $(ARGS)
+
+.PHONY: build/cpp/over-fake-cuda
+build/cpp/over-fake-cuda: $(VENV)/installed $(VENV)/cuda-headers
+	$(call configure_cpp_tests,build/cpp,)
+	$(BIN)/cmake --build build/cpp --target pipecomm_over_fake
 
 soak: $(VENV)/installed ## Send 100,000 random messages between four ranks, check them and the memory
 	$(BIN)/python -m tests.soak $(ARGS)

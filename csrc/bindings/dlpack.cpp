@@ -3,8 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <utility>
+#include <vector>
 
+#include "python/gil.h"
 #include "wire/message.h"
 
 namespace py = pybind11;
@@ -45,15 +49,34 @@ struct SharedBlock {
   void* stream;
 };
 
-// Any thread, with or without the interpreter lock.
-void give_back(DlpackManaged* managed) {
-  const std::unique_ptr<SharedBlock> shared(static_cast<SharedBlock*>(managed->owner));
+using SharedBlockPtr = std::unique_ptr<SharedBlock>;
+
+// Those of which nobody can tell yet when a stream has done with them.
+struct Kept {
+  std::mutex mutex;
+  std::vector<SharedBlockPtr> blocks;
+};
+
+// Never destroyed: tensors may outlive this module.
+Kept& kept() {
+  static auto* made = new Kept;
+  return *made;
+}
+
+void give_back_now(SharedBlockPtr shared) {
   try {
     shared->block.reset(shared->device ? shared->device->record(shared->stream) : Event{});
-  } catch (const std::exception&) {
-    // Under graph capture, or without the device: nobody can tell when the memory is free, so it stays taken.
-    static_cast<void>(new Block(std::move(shared->block)));
+  } catch (const std::exception&) {  // under graph capture, or without the device
+    const std::lock_guard lock(kept().mutex);
+    kept().blocks.push_back(std::move(shared));
   }
+}
+
+// Any thread, with or without the interpreter lock, which is given up while CUDA is called.
+void give_back(DlpackManaged* managed) {
+  SharedBlockPtr shared(static_cast<SharedBlock*>(managed->owner));
+  if (!shared->device) return give_back_now(std::move(shared));
+  without_gil([&] { give_back_now(std::move(shared)); });
 }
 
 void drop_capsule(PyObject* capsule) {
@@ -63,6 +86,15 @@ void drop_capsule(PyObject* capsule) {
 }
 
 }  // namespace
+
+void give_back_kept() {
+  std::vector<SharedBlockPtr> blocks;
+  {
+    const std::lock_guard lock(kept().mutex);
+    blocks.swap(kept().blocks);
+  }
+  for (SharedBlockPtr& shared : blocks) give_back_now(std::move(shared));
+}
 
 py::object to_dlpack(Block block, int device_index, std::shared_ptr<Device> device, void* stream) {
   auto shared = std::make_unique<SharedBlock>();

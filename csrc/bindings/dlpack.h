@@ -14,4 +14,7 @@ namespace pipecomm {
 // to its pool once `stream` has done what it had been given when the last tensor over the memory died.
 pybind11::object to_dlpack(Block block, int device_index, std::shared_ptr<Device> device, void* stream);
 
+// Again those that were dropped when nobody could tell when a stream has done with them: under graph capture.
+void give_back_kept();
+
 }  // namespace pipecomm

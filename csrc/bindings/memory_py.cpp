@@ -3,6 +3,7 @@
 
 #include "bindings/bindings.h"
 #include "memory/block.h"
+#include "memory/device_memory.h"
 #include "memory/trace.h"
 #include "python/gil.h"
 
@@ -74,6 +75,23 @@ void set_exhausted(Pool& pool, const py::object& callback) {
   pool.set_exhausted(std::move(exhausted));
 }
 
+// `callback()` is called by whichever thread when a device has no memory left.
+void set_ask(const py::object& callback) {
+  const std::shared_ptr<py::object> shared = share_object(callback);
+  const auto ask = [shared] {
+    if (!Py_IsInitialized()) return false;
+    const py::gil_scoped_acquire gil;
+    try {
+      (*shared)();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("pipecomm's call for memory");
+      return false;
+    }
+    return true;
+  };
+  without_gil([&] { set_memory_ask(ask); });
+}
+
 // The events noted so far, as int64 pairs (address, bytes or -1 for a free).
 py::bytes take_events(TraceRecorder& recorder) {
   const std::vector<TraceEvent> events = recorder.take();
@@ -93,6 +111,20 @@ void churn(Pool& pool, std::size_t nbytes, std::size_t count) {
 
 py::buffer_info buffer_of(const Block& block) {
   return py::buffer_info(static_cast<std::uint8_t*>(block.data()), static_cast<py::ssize_t>(block.nbytes()));
+}
+
+void register_functions(py::module_& module) {
+  module.def("set_memory_ask", &set_ask, py::arg("callback"),
+             "Called by any thread when a device has no memory left: what others keep of it is to be given back.");
+  module.def("set_thread_tag", &Pool::set_thread_tag, py::arg("tag"));
+  module.def("num_tags", [] { return Pool::kNumTags; });
+  module.def("make_host_pool", &make_host_pool, py::arg("limit_nbytes") = 0);
+  module.def(
+      "make_lazy_pool",
+      [](std::size_t capacity_nbytes, std::size_t limit_nbytes) {
+        return std::make_shared<Pool>(make_lazy_upstream(capacity_nbytes), limit_nbytes);
+      },
+      py::arg("capacity_nbytes") = 0, py::arg("limit_nbytes") = 0);
 }
 
 }  // namespace
@@ -127,15 +159,7 @@ void register_memory(py::module_& module) {
       .def("churn", &churn, py::arg("nbytes"), py::arg("count"), py::call_guard<py::gil_scoped_release>())
       .def_property("limit_nbytes", &Pool::limit_nbytes, &Pool::set_limit_nbytes);
 
-  module.def("set_thread_tag", &Pool::set_thread_tag, py::arg("tag"));
-  module.def("num_tags", [] { return Pool::kNumTags; });
-  module.def("make_host_pool", &make_host_pool, py::arg("limit_nbytes") = 0);
-  module.def(
-      "make_lazy_pool",
-      [](std::size_t capacity_nbytes, std::size_t limit_nbytes) {
-        return std::make_shared<Pool>(make_lazy_upstream(capacity_nbytes), limit_nbytes);
-      },
-      py::arg("capacity_nbytes") = 0, py::arg("limit_nbytes") = 0);
+  register_functions(module);
 }
 
 }  // namespace pipecomm

@@ -39,13 +39,17 @@ SendPart to_part(const PartTuple& item) {
 }
 
 // What `stream` does from now on comes after the transfer; what it does before a part is dropped, before its memory is
-// used again.
+// used again. Tensors of the host have no stream: the caller waits.
 py::list take(Transfer& transfer, const DevicePtr& device, std::uintptr_t stream) {
   void* const native_stream = reinterpret_cast<void*>(stream);
-  without_gil([&] { transfer.event().block(native_stream); });
+  const bool is_on_host = !device || device->has_host_tensors();
+  without_gil([&] {
+    give_back_kept();
+    is_on_host ? transfer.event().wait() : transfer.event().block(native_stream);
+  });
   py::list result;
   for (ReceivedPart& part : transfer.parts()) {
-    const int device_index = device && !device->has_host_tensors() ? part.device : kOnHost;
+    const int device_index = is_on_host ? kOnHost : part.device;
     py::object bytes = part.block ? to_dlpack(std::move(part.block), device_index, device, native_stream) : py::none();
     result.append(py::make_tuple(bytes, dtype_name(part.dtype), part.shape, part.order, part.is_raw, part.requires_grad,
                                  part.absent));
@@ -54,10 +58,18 @@ py::list take(Transfer& transfer, const DevicePtr& device, std::uintptr_t stream
   return result;
 }
 
+// The last one who lets go may have to wait for a device, or for the lock of the transfers.
+template <typename Object>
+std::shared_ptr<Object> dropped_without_gil(std::shared_ptr<Object> object) {
+  Object* const pointer = object.get();
+  return {pointer, [owned = std::move(object)](Object*) mutable { without_gil([&] { owned.reset(); }); }};
+}
+
 py::capsule to_capsule(const std::shared_ptr<Communicator>& communicator) {
   auto* held = new std::shared_ptr<Communicator>(communicator);
-  return py::capsule(held, kCapsuleName,
-                     [](void* pointer) { delete static_cast<std::shared_ptr<Communicator>*>(pointer); });
+  return py::capsule(held, kCapsuleName, [](void* pointer) {
+    without_gil([&] { delete static_cast<std::shared_ptr<Communicator>*>(pointer); });
+  });
 }
 
 void register_transfer(py::module_& module) {
@@ -71,7 +83,8 @@ void register_transfer(py::module_& module) {
           py::arg("timeout_s"))
       .def("take", &take, py::arg("device").none(true), py::arg("stream"),
            "After wait(): [(bytes over DLPack or None, dtype, shape, order, is_raw, requires_grad, absent)], once.")
-      .def_property_readonly("is_done", &Transfer::is_done)
+      .def_property_readonly("is_done",
+                             [](const Transfer& transfer) { return without_gil([&] { return transfer.is_done(); }); })
       .def_property_readonly("peer", &Transfer::peer)
       .def_property_readonly("payload_nbytes", &Transfer::payload_nbytes)
       .def_property_readonly("wire_nbytes", &Transfer::wire_nbytes)
@@ -100,7 +113,7 @@ std::shared_ptr<Transfer> send(Communicator& self, int peer, const std::vector<P
   std::shared_ptr<void> owner = keep(std::move(kept));
   return without_gil([&] {
     const Event ready = device ? device->record(reinterpret_cast<void*>(stream)) : Event{};
-    return self.send(peer, key, std::move(parts), std::move(owner), ready);
+    return dropped_without_gil(self.send(peer, key, std::move(parts), std::move(owner), ready));
   });
 }
 
@@ -108,7 +121,7 @@ std::shared_ptr<Transfer> receive(Communicator& self, int peer, std::int32_t tag
                                   std::int32_t microbatch, std::uint32_t epoch, std::int32_t stage) {
   drop_put_aside();
   const MessageKey key{tag, direction_from_name(direction), microbatch, epoch, stage};
-  return without_gil([&] { return self.receive(peer, key, {}, nullptr); });
+  return without_gil([&] { return dropped_without_gil(self.receive(peer, key, {}, nullptr)); });
 }
 
 using CommunicatorClass = py::class_<Communicator, std::shared_ptr<Communicator>>;
@@ -156,7 +169,9 @@ void register_communicator(py::module_& module) {
           "counters", [](Communicator& self, int peer) { return without_gil([&] { return self.counters(peer); }); },
           py::arg("peer"))
       .def("shares_memory", &Communicator::shares_memory, py::arg("peer"))
-      .def("path", &Communicator::path, py::arg("peer"), "How bytes get there, in words.")
+      .def(
+          "path", [](const Communicator& self, int peer) { return without_gil([&] { return self.path(peer); }); },
+          py::arg("peer"), "How bytes get there, in words.")
       .def("capsule", &to_capsule);
 }
 
@@ -190,14 +205,16 @@ std::shared_ptr<Communicator> connect(Listener& self, int rank, const std::vecto
   options.emulation = {emulated_bytes_per_s, emulated_latency_s};
   options.limits =
       to_limits(max_inflight, max_inflight_nbytes, strict, max_process_inflight, max_process_inflight_nbytes);
-  options.stand_in = make_stand_in(stand_in_lag_us);
   const auto check = [&] {
     check_signals();
     if (interrupt.is_none()) return;
     const py::gil_scoped_acquire gil;
     interrupt();
   };
-  return without_gil([&] { return self.connect(rank, addresses, options, from_seconds(timeout_s), check); });
+  return without_gil([&] {
+    options.stand_in = make_stand_in(stand_in_lag_us);
+    return dropped_without_gil(self.connect(rank, addresses, options, from_seconds(timeout_s), check));
+  });
 }
 
 void register_listener(py::module_& module) {

@@ -11,7 +11,8 @@
 namespace pipecomm {
 namespace {
 
-constexpr std::size_t kPageNbytes = 4096;
+// Counters of 1,024 streams: page-locked memory must not be needed later, when it may have to wait for them.
+constexpr std::size_t kPageNbytes = std::size_t{64} << 10;
 constexpr std::size_t kCounterNbytes = 64;  // a cache line each
 
 struct Seen {
@@ -65,7 +66,7 @@ std::shared_ptr<void> register_host_memory(int device_index, void* data, std::si
              device_index);
   std::shared_ptr<void> registration(data, [device_index](void* pointer) {
     host_ranges().remove(device_index, pointer);
-    quietly_on(device_index, [pointer] { cudaHostUnregister(pointer); });
+    quietly_on(device_index, [pointer] { return cudaHostUnregister(pointer); });
   });
   note(device_index, data, nbytes);
   return registration;

@@ -23,9 +23,11 @@ inline void check_cuda(cudaError_t status, const char* call, int device_index) {
 
 inline void check_cuda(CUresult status, const char* call, int device_index) {
   if (status == CUDA_SUCCESS) return;
-  throw Error(ErrorKind::cuda, std::string("expected ") + call + " to succeed; got CUresult " +
-                                   std::to_string(static_cast<int>(status)) + " on CUDA device " +
-                                   std::to_string(device_index));
+  const bool is_exhausted = status == CUDA_ERROR_OUT_OF_MEMORY;
+  throw Error(is_exhausted ? ErrorKind::pool_exhausted : ErrorKind::cuda,
+              std::string("expected ") + call + " to succeed; got CUresult " +
+                  std::to_string(static_cast<int>(status)) + (is_exhausted ? ", out of memory," : "") +
+                  " on CUDA device " + std::to_string(device_index));
 }
 
 // A function of libcuda, which is never linked: the library loads on machines without a driver. `Function` is its type

@@ -32,6 +32,7 @@ class EventPool {
         return event;
       }
     }
+    const DeviceGuard guard(device_index);
     cudaEvent_t event = nullptr;
     check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags", device_index);
     return event;
@@ -62,8 +63,8 @@ EventPool& event_pool() {
 
 class CudaEventState final : public Event::State {
  public:
-  CudaEventState(cudaEvent_t event, int device_index, CounterPoint point)
-      : event_(event), device_index_(device_index), point_(std::move(point)) {}
+  CudaEventState(cudaEvent_t event, int device_index, CounterPoint point, std::weak_ptr<MarkedStream> stream = {})
+      : event_(event), device_index_(device_index), point_(std::move(point)), stream_(std::move(stream)) {}
   ~CudaEventState() override {
     if (event_ != nullptr) event_pool().give_back(device_index_, event_);
   }
@@ -88,27 +89,44 @@ class CudaEventState final : public Event::State {
   void wait() const override {
     if (is_counted()) return;
     const DeviceGuard guard(device_index_);
-    if (event_ != nullptr) return check_cuda(cudaEventSynchronize(event_), "cudaEventSynchronize", device_index_);
+    if (const cudaEvent_t event = event_) {
+      return check_cuda(cudaEventSynchronize(event), "cudaEventSynchronize", device_index_);
+    }
     while (!is_ready()) std::this_thread::sleep_for(std::chrono::microseconds(50));
     if (const auto failure = error()) throw Error(*failure);
   }
   // The default stream is that of the current device.
   void block(void* native_stream) const override {
-    const DeviceGuard guard(device_index_);
+    prepare();
+    if (is_counted()) return;
+    const DeviceGuard guard(device_index_, Calls::enqueue);
     const auto stream = static_cast<cudaStream_t>(native_stream);
-    if (event_ != nullptr) {
-      return check_cuda(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent", device_index_);
+    if (const cudaEvent_t event = event_) {
+      return check_cuda(cudaStreamWaitEvent(stream, event, 0), "cudaStreamWaitEvent", device_index_);
     }
     PC_DRIVER(cuStreamWaitValue64, device_index_)
     (stream, device_address(device_index_, *point_.counter), point_.value,
      static_cast<unsigned int>(CU_STREAM_WAIT_VALUE_GEQ));
   }
 
-  const CounterPoint& point() const { return point_; }
+  void prepare() const {
+    if (event_ != nullptr || is_counted()) return;
+    if (const auto stream = stream_.lock()) stream->mark_last();
+  }
+  // Under the stream's lock.
+  void mark(cudaStream_t stream) {
+    if (event_ != nullptr || is_counted()) return;
+    const cudaEvent_t event = event_pool().take(device_index_);
+    const cudaError_t status = cudaEventRecord(event, stream);
+    if (status != cudaSuccess) event_pool().give_back(device_index_, event);
+    check_cuda(status, "cudaEventRecord", device_index_);
+    event_ = event;
+  }
 
- private:
+  const CounterPoint& point() const { return point_; }
   bool is_counted() const { return point_.counter && point_.counter->load() >= point_.value; }
 
+ private:
   bool is_time_to_ask() const {
     const Clock::rep now = Clock::now().time_since_epoch().count();
     Clock::rep due = due_.load();
@@ -118,25 +136,39 @@ class CudaEventState final : public Event::State {
 
   cudaError_t ask() const {
     const DeviceGuard guard(device_index_);
-    const cudaError_t status = cudaEventQuery(event_ != nullptr ? event_ : event_pool().monitor(device_index_));
+    const cudaEvent_t event = event_;
+    const cudaError_t status = cudaEventQuery(event != nullptr ? event : event_pool().monitor(device_index_));
     cudaGetLastError();
     return status;
   }
 
-  const cudaEvent_t event_;
+  std::atomic<cudaEvent_t> event_;  // none: as last_cuda_event() and counted_cuda_event() say
   const int device_index_;
   const CounterPoint point_;
+  const std::weak_ptr<MarkedStream> stream_;
   mutable std::atomic<cudaError_t> status_{cudaErrorNotReady};
   mutable std::atomic<Clock::rep> due_{0};
 };
 
 }  // namespace
 
-Event record_cuda_event(cudaStream_t stream, int device_index, CounterPoint point) {
+Event record_cuda_event(cudaStream_t stream, int device_index) {
   const cudaEvent_t event = event_pool().take(device_index);
-  const auto state = std::make_shared<CudaEventState>(event, device_index, std::move(point));
+  const auto state = std::make_shared<CudaEventState>(event, device_index, CounterPoint{});
   check_cuda(cudaEventRecord(event, stream), "cudaEventRecord", device_index);
   return Event(state);
+}
+
+Event last_cuda_event(int device_index, CounterPoint point, std::weak_ptr<MarkedStream> stream) {
+  return Event(std::make_shared<CudaEventState>(nullptr, device_index, std::move(point), std::move(stream)));
+}
+
+void mark_cuda_event(const std::weak_ptr<Event::State>& state, cudaStream_t stream) {
+  if (const auto held = std::static_pointer_cast<CudaEventState>(state.lock())) held->mark(stream);
+}
+
+void prepare_cuda_event(const Event& event) {
+  if (const auto* state = dynamic_cast<const CudaEventState*>(event.state().get())) state->prepare();
 }
 
 Event counted_cuda_event(int device_index, CounterPoint point) {

@@ -11,8 +11,10 @@ constexpr int kNone = -1;
 
 struct Pushed {
   int device_index = kNone;
-  int num_guards = 0;                                                 // 0: it is only kept
-  CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_RELAXED;  // the thread's own, while one is pushed
+  bool is_pushed = false;  // false: the thread has it anyway
+  int num_guards = 0;      // 0: it is only kept
+  bool is_relaxed = false;
+  CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_RELAXED;  // the thread's own, while relaxed
 };
 
 thread_local Pushed t_pushed;
@@ -35,12 +37,32 @@ void pop() {
   PC_DRIVER(cuCtxPopCurrent, t_pushed.device_index)(&popped);
 }
 
+bool is_current(CUcontext context, int device_index) {
+  CUcontext current = nullptr;
+  PC_DRIVER(cuCtxGetCurrent, device_index)(&current);
+  return current == context;
+}
+
+void enter(int device_index, bool is_outermost) {
+  const CUcontext context = primary_context(device_index);
+  const bool has_it = is_outermost && is_current(context, device_index);
+  if (!has_it) PC_DRIVER(cuCtxPushCurrent, device_index)(context);
+  if (is_outermost) t_pushed.is_pushed = !has_it;
+  t_pushed.device_index = device_index;
+}
+
+void restore_capture_mode() {
+  exchange_capture_mode();
+  t_pushed.is_relaxed = false;
+  t_pushed.capture_mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+}
+
 // The outermost one.
 void leave() noexcept {
   if (t_pushed.device_index == kNone) return;
   try {
-    exchange_capture_mode();
-    pop();
+    if (t_pushed.is_relaxed) restore_capture_mode();
+    if (t_pushed.is_pushed) pop();
   } catch (const Error&) {
   }
   t_pushed = {};
@@ -48,30 +70,33 @@ void leave() noexcept {
 
 }  // namespace
 
-DeviceGuard::DeviceGuard(int device_index) {
+DeviceGuard::DeviceGuard(int device_index, Calls calls) {
   if (t_pushed.num_guards == 0 && t_pushed.device_index != kNone && t_pushed.device_index != device_index) leave();
   before_ = t_pushed.device_index;
   if (before_ != device_index) {
-    PC_DRIVER(cuCtxPushCurrent, device_index)(primary_context(device_index));
-    is_pushed_ = true;
-    t_pushed.device_index = device_index;
-    if (before_ == kNone) exchange_capture_mode();
+    enter(device_index, before_ == kNone);
+    is_entered_ = true;
+  }
+  if (calls == Calls::any && !t_pushed.is_relaxed) {
+    exchange_capture_mode();
+    t_pushed.is_relaxed = true;
+    is_relaxed_here_ = true;
   }
   ++t_pushed.num_guards;
 }
 
 DeviceGuard::~DeviceGuard() {
   --t_pushed.num_guards;
-  if (!is_pushed_) return;
-  if (before_ == kNone) {
+  if (is_entered_ && before_ == kNone) {
     if (!DeviceScope::keep(&leave)) leave();
     return;
   }
   try {
-    pop();
+    if (is_relaxed_here_ && !DeviceScope::keep(&leave)) restore_capture_mode();
+    if (is_entered_) pop();
   } catch (const Error&) {
   }
-  t_pushed.device_index = before_;
+  if (is_entered_) t_pushed.device_index = before_;
 }
 
 }  // namespace pipecomm

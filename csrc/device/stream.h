@@ -71,6 +71,8 @@ class PC_API Stream {
   // Sets `counter` once all earlier work is done and can be seen by everybody. Gives the point after it, for hosts
   // alone: no stream may wait for it.
   virtual Event write_value(Counter& counter, std::uint64_t value) = 0;
+  // Writes of counters that are enqueued and not done; 0 where nothing bounds how much may be enqueued.
+  virtual std::size_t num_pending() const { return 0; }
   // Calls `start` now, with the stream's device current, to start kernels on its cudaStream_t; false on a host stream.
   virtual bool launch(const std::function<void(void*)>& start) = 0;
   // Blocks the calling thread until all work posted so far is done.

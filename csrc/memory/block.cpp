@@ -39,8 +39,8 @@ Block allocate_block(const std::shared_ptr<Pool>& pool, std::size_t nbytes) {
   return Block(pool, pool->allocate_node(nbytes), nbytes);
 }
 
-Block try_allocate_block(const std::shared_ptr<Pool>& pool, std::size_t nbytes) {
-  BlockNode* node = pool->try_allocate_node(nbytes);
+Block try_allocate_block(const std::shared_ptr<Pool>& pool, std::size_t nbytes, Growth growth) {
+  BlockNode* node = pool->try_allocate_node(nbytes, growth);
   return node == nullptr ? Block() : Block(pool, node, nbytes);
 }
 

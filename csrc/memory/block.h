@@ -38,7 +38,7 @@ class PC_API Block {
 PC_API std::shared_ptr<Pool> make_host_pool(std::size_t limit_nbytes);
 PC_API Block allocate_block(const std::shared_ptr<Pool>& pool, std::size_t nbytes);
 // As Pool::try_allocate_node: none for now.
-PC_API Block try_allocate_block(const std::shared_ptr<Pool>& pool, std::size_t nbytes);
+PC_API Block try_allocate_block(const std::shared_ptr<Pool>& pool, std::size_t nbytes, Growth growth = Growth::now);
 // As Pool::allocate_node_on.
 PC_API Block allocate_block_on(const std::shared_ptr<Pool>& pool, Stream& stream, std::size_t nbytes);
 

@@ -144,7 +144,7 @@ DeviceMemory allocate_cuda_memory(int device_index, std::size_t nbytes) {
   check_memory(cudaMalloc(&data, nbytes), "cudaMalloc", nbytes, device_index);
   DeviceMemory memory{static_cast<std::byte*>(data), nbytes, -1, "", nullptr};
   memory.owner = std::shared_ptr<void>(
-      data, [device_index](void* pointer) { quietly_on(device_index, [pointer] { cudaFree(pointer); }); });
+      data, [device_index](void* pointer) { quietly_on(device_index, [pointer] { return cudaFree(pointer); }); });
   return memory;
 }
 
@@ -155,7 +155,7 @@ DeviceMemory allocate_pinned_memory(int device_index, std::size_t nbytes) {
                device_index);
   DeviceMemory memory{static_cast<std::byte*>(data), nbytes, -1, "", nullptr};
   memory.owner = std::shared_ptr<void>(
-      data, [device_index](void* pointer) { quietly_on(device_index, [pointer] { cudaFreeHost(pointer); }); });
+      data, [device_index](void* pointer) { quietly_on(device_index, [pointer] { return cudaFreeHost(pointer); }); });
   return memory;
 }
 
@@ -172,8 +172,6 @@ DeviceMemory share_cuda_memory(int device_index, Sharing sharing, std::size_t nb
   cudaIpcMemHandle_t handle{};
   check_cuda(cudaIpcGetMemHandle(&handle, memory.data), "cudaIpcGetMemHandle", device_index);
   memory.handle.assign(reinterpret_cast<const char*>(&handle), sizeof(handle));
-  // cudaFree is undefined while the peer has the handle open, and nobody tells when it has closed it: never freed.
-  static_cast<void>(new std::shared_ptr<void>(std::move(memory.owner)));
   return memory;
 }
 
@@ -192,8 +190,9 @@ DeviceMemory adopt_cuda_memory(int device_index, Sharing sharing, std::size_t nb
   void* data = nullptr;
   check_cuda(cudaIpcOpenMemHandle(&data, handle, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle", device_index);
   DeviceMemory memory{static_cast<std::byte*>(data), nbytes, -1, "", nullptr};
-  memory.owner = std::shared_ptr<void>(
-      data, [device_index](void* pointer) { quietly_on(device_index, [pointer] { cudaIpcCloseMemHandle(pointer); }); });
+  memory.owner = std::shared_ptr<void>(data, [device_index](void* pointer) {
+    quietly_on(device_index, [pointer] { return cudaIpcCloseMemHandle(pointer); });
+  });
   CUdeviceptr begin = 0;
   std::size_t opened_nbytes = 0;
   PC_DRIVER(cuMemGetAddressRange, device_index)(&begin, &opened_nbytes, reinterpret_cast<CUdeviceptr>(data));

@@ -62,7 +62,7 @@ BlockNode* Pool::allocate_node(std::size_t nbytes) {
   while (true) {
     std::unique_lock lock(mutex_);
     try {
-      if (BlockNode* block = take(nbytes, true, nullptr)) return block;
+      if (BlockNode* block = take(nbytes, Growth::waits, nullptr)) return block;
     } catch (const Error& error) {
       lock.unlock();
       if (error.kind() != ErrorKind::pool_exhausted || !ask_exhausted(nbytes)) throw;
@@ -74,16 +74,16 @@ BlockNode* Pool::allocate_node(std::size_t nbytes) {
   }
 }
 
-BlockNode* Pool::try_allocate_node(std::size_t nbytes) {
+BlockNode* Pool::try_allocate_node(std::size_t nbytes, Growth growth) {
   if (BlockNode* block = take_cached(round_up(std::max<std::size_t>(nbytes, 1), kAlignment), nbytes)) return block;
   const std::scoped_lock lock(mutex_);
-  return take(nbytes, false, nullptr);
+  return take(nbytes, growth, nullptr);
 }
 
 BlockNode* Pool::allocate_node_on(Stream& stream, std::size_t nbytes) {
   {
     const std::scoped_lock lock(mutex_);
-    if (BlockNode* block = take(nbytes, false, &stream)) return block;
+    if (BlockNode* block = take(nbytes, Growth::now, &stream)) return block;
   }
   return allocate_node(nbytes);
 }
@@ -115,8 +115,8 @@ BlockNode* Pool::hand_out(BlockNode* block, std::size_t nbytes) {
   return block;
 }
 
-// nullptr: there are pending frees. Under the lock.
-BlockNode* Pool::take(std::size_t nbytes, bool may_wait, Stream* stream) {
+// nullptr: there are pending frees, or with Growth::later memory on its way. Under the lock.
+BlockNode* Pool::take(std::size_t nbytes, Growth growth, Stream* stream) {
   // What can never be served must not cost the cache.
   if (nbytes > std::min(kMaxRequestNbytes, supply_->limit_or_max())) {
     throw Error(ErrorKind::pool_exhausted, exhausted_text(nbytes));
@@ -125,19 +125,20 @@ BlockNode* Pool::take(std::size_t nbytes, bool may_wait, Stream* stream) {
   const std::size_t block_nbytes = round_up(std::max<std::size_t>(nbytes, 1), kAlignment);
   BlockNode* block = supply_->take(block_nbytes);
   if (block == nullptr && stream != nullptr) block = take_pending(block_nbytes, *stream);
-  if (block == nullptr) block = find_or_obtain(block_nbytes, nbytes, may_wait);
-  if (block == nullptr && pending_.empty()) throw Error(ErrorKind::pool_exhausted, exhausted_text(nbytes));
+  if (block == nullptr) block = find_or_obtain(block_nbytes, nbytes, growth);
+  if (block == nullptr && pending_.empty() && !supply_->is_awaiting())
+    throw Error(ErrorKind::pool_exhausted, exhausted_text(nbytes));
   if (block == nullptr) return nullptr;
   ++num_allocations_;
   return hand_out(block, nbytes);
 }
 
-BlockNode* Pool::find_or_obtain(std::size_t block_nbytes, std::size_t nbytes, bool may_wait) {
+BlockNode* Pool::find_or_obtain(std::size_t block_nbytes, std::size_t nbytes, Growth growth) {
   if (drain_caches()) {
     if (BlockNode* block = supply_->take(block_nbytes)) return block;
   }
   const std::size_t in_use = in_use_nbytes_.load() + nbytes;
-  return supply_->obtain(block_nbytes, std::max(peak_in_use_nbytes_.load(), in_use), may_wait);
+  return supply_->obtain(block_nbytes, std::max(peak_in_use_nbytes_.load(), in_use), growth);
 }
 
 // A whole block that another stream still uses, not twice too large.

@@ -78,8 +78,9 @@ class PC_API Pool final : private ForkAware {
   // waits for pending frees, asks the exhausted callback, and then throws a pool exhausted error.
   void* allocate(std::size_t nbytes) { return allocate_node(nbytes)->first; }
   BlockNode* allocate_node(std::size_t nbytes);
-  // The same without waiting for a stream: gives nullptr where pending frees may serve the request later.
-  BlockNode* try_allocate_node(std::size_t nbytes);
+  // The same without waiting for a stream: gives nullptr where pending frees, or with Growth::later more memory, may
+  // serve the request later.
+  BlockNode* try_allocate_node(std::size_t nbytes, Growth growth = Growth::now);
   // Memory for work of `stream`, to be freed with an event of that stream. A block that another stream still uses may
   // serve: `stream` then waits for it, the host does not.
   BlockNode* allocate_node_on(Stream& stream, std::size_t nbytes);
@@ -126,9 +127,9 @@ class PC_API Pool final : private ForkAware {
 
   BlockCache& cache();
   BlockNode* take_cached(std::size_t block_nbytes, std::size_t nbytes);
-  BlockNode* take(std::size_t nbytes, bool may_wait, Stream* stream);
+  BlockNode* take(std::size_t nbytes, Growth growth, Stream* stream);
   BlockNode* take_pending(std::size_t block_nbytes, Stream& stream);
-  BlockNode* find_or_obtain(std::size_t block_nbytes, std::size_t nbytes, bool may_wait);
+  BlockNode* find_or_obtain(std::size_t block_nbytes, std::size_t nbytes, Growth growth);
   BlockNode* hand_out(BlockNode* block, std::size_t nbytes);
   bool ask_exhausted(std::size_t nbytes);
   void refuse_unless_live(BlockNode* block, const void* data) const;

@@ -32,9 +32,10 @@ SegmentClass other(SegmentClass segment_class) {
 
 BlockNode* Supply::take(std::size_t nbytes) { return blocks_.take(nbytes, class_of(nbytes)); }
 
-BlockNode* Supply::obtain(std::size_t nbytes, std::size_t peak_nbytes, bool may_wait) {
+BlockNode* Supply::obtain(std::size_t nbytes, std::size_t peak_nbytes, Growth growth) {
   upstream_error_.clear();
-  return upstream_->can_remap() ? obtain_by_remap(nbytes, peak_nbytes) : obtain_by_segments(nbytes, may_wait);
+  is_awaiting_ = false;
+  return upstream_->can_remap() ? obtain_by_remap(nbytes, peak_nbytes) : obtain_by_segments(nbytes, growth);
 }
 
 std::size_t Supply::room_nbytes() const { return limit_or_max() - std::min(limit_or_max(), reserved_nbytes_); }
@@ -105,10 +106,14 @@ bool Supply::gather(std::size_t nbytes, std::size_t granule, const GrowthPoint& 
   return fresh == 0 || add_fresh(fresh, segment_class, data + found);
 }
 
-bool Supply::add_fresh(std::size_t nbytes, SegmentClass segment_class, std::byte* wanted) {
+bool Supply::add_fresh(std::size_t nbytes, SegmentClass segment_class, std::byte* wanted, Growth growth) {
   try {
     ++num_upstream_calls_;
-    blocks_.add(upstream_->allocate(nbytes, wanted), nbytes, segment_class);
+    const bool is_later = growth == Growth::later && upstream_->waits_at_allocate();
+    std::byte* data = is_later ? upstream_->allocate_later(nbytes) : upstream_->allocate(nbytes, wanted);
+    is_awaiting_ = data == nullptr;
+    if (is_awaiting_) return false;
+    blocks_.add(data, nbytes, segment_class);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::pool_exhausted) throw;
     upstream_error_ = error.what();
@@ -119,19 +124,20 @@ bool Supply::add_fresh(std::size_t nbytes, SegmentClass segment_class, std::byte
   return true;
 }
 
-BlockNode* Supply::obtain_by_segments(std::size_t nbytes, bool may_wait) {
+BlockNode* Supply::obtain_by_segments(std::size_t nbytes, Growth growth) {
   const SegmentClass segment_class = class_of(nbytes);
-  if (grow_by_segment(nbytes, segment_class)) return take(nbytes);
+  if (grow_by_segment(nbytes, segment_class, growth)) return take(nbytes);
+  if (is_awaiting_) return nullptr;
   if (BlockNode* block = blocks_.take(nbytes, other(segment_class))) return block;
-  const bool may_give_back = may_wait || !upstream_->waits_at_release();
-  if (may_give_back && release(blocks_.free_segments()) > 0 && grow_by_segment(nbytes, segment_class)) {
+  const bool may_give_back = growth == Growth::waits || !upstream_->waits_at_release();
+  if (may_give_back && release(blocks_.free_segments()) > 0 && grow_by_segment(nbytes, segment_class, growth)) {
     return take(nbytes);
   }
   return nullptr;
 }
 
 // Segments grow with the pool, a sixteenth of its size each: few calls, little held in reserve.
-bool Supply::grow_by_segment(std::size_t nbytes, SegmentClass segment_class) {
+bool Supply::grow_by_segment(std::size_t nbytes, SegmentClass segment_class, Growth growth) {
   const std::size_t granule = upstream_->granule_nbytes();
   const std::size_t least = round_up(nbytes, granule);
   if (least > room_nbytes()) return false;
@@ -139,7 +145,8 @@ bool Supply::grow_by_segment(std::size_t nbytes, SegmentClass segment_class) {
   const std::size_t wanted =
       round_up(std::max(nbytes, std::clamp(share, kMinGrowthNbytes, kMaxGrowthNbytes)), kMinGrowthNbytes);
   const std::size_t possible = std::min(wanted, room_nbytes() / granule * granule);
-  return add_fresh(possible, segment_class, nullptr) || (possible > least && add_fresh(least, segment_class, nullptr));
+  if (add_fresh(possible, segment_class, nullptr, growth)) return true;
+  return !is_awaiting_ && possible > least && add_fresh(least, segment_class, nullptr, growth);
 }
 
 std::size_t Supply::release(const std::vector<Piece>& pieces) {

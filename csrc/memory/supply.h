@@ -27,7 +27,9 @@ class Supply {
   BlockNode* take(std::size_t nbytes);
   // With more memory; nullptr where neither upstream nor the limit allows it. `peak_nbytes` is the most that has been
   // in use, this request included.
-  BlockNode* obtain(std::size_t nbytes, std::size_t peak_nbytes, bool may_wait);
+  BlockNode* obtain(std::size_t nbytes, std::size_t peak_nbytes, Growth growth);
+  // The last obtain() has begun something that will be there later.
+  bool is_awaiting() const { return is_awaiting_; }
   // Gives free memory back; returns its bytes.
   std::size_t trim();
 
@@ -45,10 +47,10 @@ class Supply {
 
  private:
   BlockNode* obtain_by_remap(std::size_t nbytes, std::size_t peak_nbytes);
-  BlockNode* obtain_by_segments(std::size_t nbytes, bool may_wait);
+  BlockNode* obtain_by_segments(std::size_t nbytes, Growth growth);
   bool gather(std::size_t nbytes, std::size_t granule_nbytes, const GrowthPoint& point);
-  bool add_fresh(std::size_t nbytes, SegmentClass segment_class, std::byte* wanted);
-  bool grow_by_segment(std::size_t nbytes, SegmentClass segment_class);
+  bool add_fresh(std::size_t nbytes, SegmentClass segment_class, std::byte* wanted, Growth growth = Growth::now);
+  bool grow_by_segment(std::size_t nbytes, SegmentClass segment_class, Growth growth);
   GrowthPoint growth_point(std::size_t nbytes, SegmentClass segment_class, std::size_t granule_nbytes) const;
   bool is_growth_point(const GrowthPoint& point, std::size_t nbytes, std::size_t granule_nbytes) const;
   std::size_t coarse_granule_nbytes() const;
@@ -64,6 +66,7 @@ class Supply {
   std::uint64_t num_upstream_calls_ = 0;
   std::uint64_t num_remaps_ = 0;
   std::string upstream_error_;
+  bool is_awaiting_ = false;
 };
 
 }  // namespace pipecomm

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 
@@ -13,6 +14,13 @@ namespace pipecomm {
 struct Piece {
   std::byte* data;
   std::size_t nbytes;
+};
+
+// How a pool may come to more memory.
+enum class Growth : std::uint8_t {
+  waits,  // also by waiting for a device, to give back what lies idle
+  now,    // without that
+  later,  // what may have to wait for a device is begun, and is there another time
 };
 
 // Called with the pool's lock held. Sizes, and the edges of pieces, are multiples of granule_nbytes().
@@ -27,6 +35,10 @@ class PC_API Upstream {
   virtual bool can_stand_at(const std::byte*, std::size_t) const { return false; }
   // Fresh memory, at `wanted` where it can stand there, else anywhere. Throws a pool exhausted error.
   virtual std::byte* allocate(std::size_t nbytes, std::byte* wanted) = 0;
+  // allocate() may wait for all that is enqueued on a device. Then what allocate_later() has begun at an earlier call;
+  // nullptr: it begins now, or is under way. Throws likewise.
+  virtual bool waits_at_allocate() const { return false; }
+  virtual std::byte* allocate_later(std::size_t) { return nullptr; }
   // Takes back what allocate() gave; with can_remap(), any part of it.
   virtual void release(std::byte* data, std::size_t nbytes) noexcept = 0;
   // release() may wait for all that is enqueued on a device.

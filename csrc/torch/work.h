@@ -49,8 +49,8 @@ class TransferWork : public c10d::Work {
     return true;
   }
 
-  bool isCompleted() override { return transfer_->is_done(); }
-  bool isSuccess() const override { return transfer_->is_done() && !transfer_->error(); }
+  bool isCompleted() override { return is_done(); }
+  bool isSuccess() const override { return is_done() && !transfer_->error(); }
   std::exception_ptr exception() const override {
     const auto error = transfer_->error();
     return error ? std::make_exception_ptr(*error) : nullptr;
@@ -68,6 +68,10 @@ class TransferWork : public c10d::Work {
   }
 
  private:
+  bool is_done() const {
+    return without_gil([this] { return transfer_->is_done(); });
+  }
+
   // Also after an error: what was enqueued before may still read or write the tensor.
   void block_callers_stream() const {
     if (device_index_ != kOnHost) transfer_->event().block(current_stream(device_index_));

@@ -72,6 +72,12 @@ std::uint64_t SlotWriter::put(std::size_t nbytes, const Fill& fill) {
   return end_;
 }
 
+SlotReader::~SlotReader() {
+  let_go();
+  // cudaFree is undefined while the peer has the handle open, and nobody tells when it has closed it: never freed.
+  if (!memory_.handle.empty() && !is_refused_) static_cast<void>(new std::shared_ptr<void>(std::move(memory_.owner)));
+}
+
 void SlotReader::take(std::size_t nbytes, std::uint64_t end, const Drain& drain) {
   const std::uint64_t start = slot_start(nbytes);
   if (end != end_of(start, nbytes)) refuse_damaged("a slot that ends at " + std::to_string(end_of(start, nbytes)), end);

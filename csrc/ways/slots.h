@@ -22,6 +22,10 @@
 
 namespace pipecomm {
 
+// Slots whose work a stream may have before it, at most: a queue of 1,024 entries must not become full, since whoever
+// enqueues one more waits for room.
+inline constexpr std::size_t kMaxEnqueuedSlots = 128;
+
 // In the control page of the link's ring. `written` and `taken` are set by streams, `promised` by the reader's host.
 struct SlotCounters {
   alignas(64) Counter written;
@@ -64,6 +68,8 @@ class PC_API SlotEnd {
   Event record_quietly() noexcept;
   bool is_idle() const { return last_.is_ready(); }
   bool is_used() const { return end_ > 0; }
+  // Nothing more is to be enqueued now.
+  bool is_full() const { return stream_->num_pending() >= kMaxEnqueuedSlots; }
 
  protected:
   SlotEnd(Device& device, SlotCounters& counters, Counter& awaited, void* page, DeviceMemory memory);
@@ -108,13 +114,18 @@ class PC_API SlotReader : public SlotEnd {
 
   SlotReader(Device& device, SlotCounters& counters, void* page, DeviceMemory memory)
       : SlotEnd(device, counters, counters.written, page, std::move(memory)) {}
-  ~SlotReader() { let_go(); }
+  ~SlotReader();
   // Enqueues the emptying of the next slot, which must end at `end`, and promises its room to the writer. `drain` may
   // be empty: what is there is dropped. Throws a transport error for another end.
   void take(std::size_t nbytes, std::uint64_t end, const Drain& drain);
+  // The peer has not mapped the memory, and will not.
+  void refuse() { is_refused_ = true; }
   // What the peer has written; once its stream is let go, what it had written by then.
   std::uint64_t written() const { return release_->passed(); }
   void release() { release_->now(); }
+
+ private:
+  bool is_refused_ = false;
 };
 
 }  // namespace pipecomm

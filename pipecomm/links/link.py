@@ -141,6 +141,7 @@ class Links:
             return
         index = torch.cuda.current_device() if device.index is None else device.index
         used = self._core.use_device(index)
+        core.set_memory_ask(torch.cuda.empty_cache)
         self._side.device, self._side.name = used, torch.device("cuda", index)
 
     def begin_step(self, step: int, title: str = "", iteration: int | None = None) -> None:

@@ -269,6 +269,7 @@ TEST(parked_message_without_memory_is_an_error_of_the_receive_that_asks_for_it) 
   Floats large(800000, 1), got(4), target(800000);
   auto other = post_receive(ranks[1], 0, got, tagged(1));
   auto send = post_send(ranks[0], 1, large, tagged(2));
+  for (int i = 0; i < 10000 && !send->is_done(); ++i) std::this_thread::sleep_for(1ms);
   CHECK_ERROR(ErrorKind::link_timeout, "", other->wait(100ms));
   CHECK_ERROR(ErrorKind::pool_exhausted, "", post_receive(ranks[1], 0, target, tagged(2))->wait(10s));
 }

@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 
 #include <map>
 #include <string>
@@ -47,11 +48,20 @@ int count_call(const char* name) {
   return code;
 }
 
+// Python's functions, where this is a process of Python.
+bool holds_interpreter() {
+  using Ask = int (*)();
+  static const auto is_initialized = reinterpret_cast<Ask>(::dlsym(RTLD_DEFAULT, "Py_IsInitialized"));
+  static const auto is_held = reinterpret_cast<Ask>(::dlsym(RTLD_DEFAULT, "PyGILState_Check"));
+  return is_initialized != nullptr && is_held != nullptr && is_initialized() != 0 && is_held() != 0;
+}
+
 }  // namespace
 
 Call::Call(const char* name, Needs needs, bool is_runtime) : is_runtime_(is_runtime) {
   ThreadState& thread = thread_state();
   require(!thread.is_in_host_function, name, "a host function must not make CUDA calls");
+  require(!holds_interpreter(), name, "a call that may wait must not be made with the interpreter's lock held");
   code_ = count_call(name);
   if (code_ != 0) static_cast<void>(end(code_));
   if (needs == Needs::nothing || code_ != 0) return;

@@ -7,6 +7,8 @@
 //   Loading; Implicit Synchronization).
 // - "Any call may return error codes from previous, asynchronous launches" (every page of the Runtime API).
 // - Host functions "must not make any CUDA API calls" (cudaLaunchHostFunc).
+// - No call is made with Python's lock held: whoever drains the device may wait for what another thread of Python has
+//   still to do. (A rule of ours, not of CUDA.)
 // - While a capture is under way that is not relaxed, potentially unsafe calls are refused, and end the capture: to all
 //   threads in mode global, to the one that began it in mode thread-local, to none whose own mode is relaxed
 //   (cudaThreadExchangeStreamCaptureMode).

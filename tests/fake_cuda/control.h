@@ -32,6 +32,8 @@ PC_API std::uint64_t num_calls(const std::string& call = "");
 PC_API void forget_calls();
 // "cudaEventRecord 2, cudaMemcpyAsync 1", by name.
 PC_API std::string calls_text();
+// Calls and operations that were delayed at random.
+PC_API std::uint64_t num_delays();
 // Primary contexts of this process on the device: 0 or 1.
 PC_API int num_contexts(int device);
 // As an illegal access of a kernel that runs there would.

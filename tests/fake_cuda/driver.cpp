@@ -83,6 +83,12 @@ CUresult retain(CUcontext* context, CUdevice device) {
   return CUDA_SUCCESS;
 }
 
+CUresult current(CUcontext* context) {
+  Call call("cuCtxGetCurrent", Needs::nothing, false);
+  *context = reinterpret_cast<CUcontext>(thread_state().current());
+  return static_cast<CUresult>(call.code());
+}
+
 CUresult push(CUcontext context) {
   Call call("cuCtxPushCurrent", Needs::nothing, false);
   if (call.code() != 0) return static_cast<CUresult>(call.code());
@@ -118,6 +124,7 @@ void* find_driver_function(const char* name) {
   static const std::map<std::string, void*> all = {
       {"cuDeviceGetAttribute", erased(device_attribute)},
       {"cuDevicePrimaryCtxRetain", erased(retain)},
+      {"cuCtxGetCurrent", erased(current)},
       {"cuCtxPushCurrent", erased(push)},
       {"cuCtxPopCurrent", erased(pop)},
       {"cuThreadExchangeStreamCaptureMode", erased(exchange_capture_mode)},

@@ -1,9 +1,11 @@
 // With FAKE_CUDA_STAND_IN=1, what the tests take for a device on the host is a CUDA device over this driver: the tests
 // of the transport and of Python, whose tensors lie on the host, run through it. The machine must be coherent.
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <utility>
 
+#include "base/error.h"
 #include "control.h"
 #include "device/device.h"
 #include "forbid.h"
@@ -14,6 +16,8 @@ std::shared_ptr<Device> make_plain_host_device(StreamFactory make_stream);
 
 namespace {
 
+std::atomic<bool> g_is_capturing{false};
+
 class StandIn final : public Device {
  public:
   explicit StandIn(std::shared_ptr<Device> device) : device_(std::move(device)) {}
@@ -23,7 +27,10 @@ class StandIn final : public Device {
   bool is_host() const override { return false; }
   bool has_host_tensors() const override { return true; }
   std::shared_ptr<Stream> make_stream() override { return device_->make_stream(); }
-  Event record(void*) override { return {}; }
+  Event record(void*) override {
+    if (g_is_capturing.load()) throw Error(ErrorKind::config, "expected no capture; got one, of the caller's stream");
+    return {};
+  }
   std::shared_ptr<void> register_host(void* data, std::size_t nbytes) override {
     return device_->register_host(data, nbytes);
   }
@@ -33,6 +40,12 @@ class StandIn final : public Device {
 };
 
 }  // namespace
+
+// For Python: the caller's stream, of which hosts have none, is captured.
+extern "C" void fake_cuda_set_capturing(int value) { g_is_capturing.store(value != 0); }
+
+// As refuse().
+extern "C" void fake_cuda_refuse(const char* call, int code, int times) { fake_cuda::refuse(call, code, times); }
 
 std::shared_ptr<Device> make_host_device(StreamFactory make_stream) {
   const char* text = std::getenv("FAKE_CUDA_STAND_IN");

@@ -12,11 +12,20 @@
 
 namespace fake_cuda {
 
+namespace {
+
+std::atomic<std::uint64_t> g_num_delays{0};
+
+}  // namespace
+
+std::uint64_t num_delays() { return g_num_delays.load(); }
+
 void delay() {
   const std::size_t most = machine().max_delay_us;
   if (most == 0) return;
   thread_local std::minstd_rand random(std::random_device{}());
   if (random() % 4 != 0) return;
+  g_num_delays.fetch_add(1);
   std::this_thread::sleep_for(std::chrono::microseconds(random() % most + 1));
 }
 

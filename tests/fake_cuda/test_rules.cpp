@@ -294,6 +294,56 @@ TEST(call_is_refused_on_demand_and_then_works) {
   cudaFree(first), cudaFree(second);
 }
 
+TEST(some_calls_and_operations_are_delayed_and_none_without_a_limit) {
+  const Restored restored;
+  const cudaStream_t stream = make_stream();
+  const cudaEvent_t event = make_event();
+  const auto num_of = [&](std::size_t max_delay_us) {
+    machine().max_delay_us = max_delay_us;
+    const std::uint64_t before = fake_cuda::num_delays();
+    for (int i = 0; i < 200; ++i) CHECK_EQ(cudaEventRecord(event, stream), cudaSuccess);
+    CHECK_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    return fake_cuda::num_delays() - before;
+  };
+  CHECK_EQ(num_of(0), std::uint64_t{0});
+  const std::uint64_t num_delayed = num_of(1);
+  CHECK(num_delayed > 10 && num_delayed < 390);
+}
+
+TEST(peer_out_of_reach_is_refused_and_what_reaches_for_its_memory_breaks_the_device) {
+  const std::string words = dying_words([] {
+    const auto map_for = [](int device) {
+      cudaSetDevice(0);
+      CUmemAllocationProp prop{};
+      prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+      prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+      constexpr std::size_t kNbytes = std::size_t{2} << 20;
+      CUmemGenericAllocationHandle handle = 0;
+      CUdeviceptr address = 0;
+      driver<decltype(&cuMemCreate)>("cuMemCreate")(&handle, kNbytes, &prop, 0);
+      driver<decltype(&cuMemAddressReserve)>("cuMemAddressReserve")(&address, kNbytes, 0, 0, 0);
+      driver<decltype(&cuMemMap)>("cuMemMap")(address, kNbytes, 0, handle, 0);
+      CUmemAccessDesc access{};
+      access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+      access.location.id = device;
+      access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+      return driver<decltype(&cuMemSetAccess)>("cuMemSetAccess")(address, kNbytes, &access, 1);
+    };
+    const CUresult reached = map_for(1);
+    machine().reaches_peers = false;
+    const CUresult own = map_for(0), out_of_reach = map_for(1);
+    void* data = nullptr;
+    cudaSetDevice(1);
+    cudaMalloc(&data, 512);
+    cudaSetDevice(0);
+    const cudaStream_t stream = make_stream();
+    run_add_one(static_cast<int*>(data), stream);
+    std::fprintf(stderr, "%d %d %d, %d", reached, own, out_of_reach, cudaStreamSynchronize(stream));
+    std::abort();
+  });
+  CHECK_EQ(words, "0 0 " + std::to_string(CUDA_ERROR_INVALID_DEVICE) + ", 700");
+}
+
 TEST(calls_are_counted_by_name) {
   cudaStream_t stream = make_stream();
   fake_cuda::forget_calls();

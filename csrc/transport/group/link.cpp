@@ -76,6 +76,7 @@ void Link::poll_socket() {
     while (auto control = lifeline_.receive()) handle(*control);
     if (!lifeline_.is_open()) hang_up();
     ask_for_channel();
+    open_slots();
     offer_slots();
     tell_of_parking();
     if (!lifeline_.is_open()) mark_gone(ErrorKind::peer_lost, "its process ended without a goodbye");
@@ -150,7 +151,7 @@ void Link::handle_memory(Control& control) {
       }
       break;
     case ControlKind::slots_wanted:
-      if (receiver_.uses_slots()) {
+      if (receiver_.uses_slots() || receiver_.is_making_slots()) {
         throw Error(ErrorKind::transport, "expected one request for slots; got another: the peer's process is damaged");
       }
       wanted_sharing_ = static_cast<Sharing>(control.value);
@@ -175,19 +176,19 @@ void Link::offer_ring() {
 }
 
 void Link::offer_slots() {
+  if (const auto share = receiver_.made_slots(lifeline_.fd())) {
+    lifeline_.send(ControlKind::slots_made, share->offer.packed(), share->text, share->fd);
+  }
   if (!wanted_sharing_ || !receiver_.has_ring()) return;
   if (tensor_device_.side() == nullptr) {
     // The first receive shows whether this rank has one; one into the host's memory does not wait for that.
     if (!inbox_.expects_from(peer_) || std::exchange(has_told_of_no_device_, true)) return;
     return lifeline_.send(ControlKind::slots_made, SlotOffer{}.packed(), "this rank has no device so far");
   }
-  const SlotShare share =
-      receiver_.make_slots(*wanted_sharing_, options_.limits.max_nbytes * kSlotNbytesPerRingByte, lifeline_.fd());
+  receiver_.begin_slots(*wanted_sharing_, options_.limits.max_nbytes * kSlotNbytesPerRingByte);
   wanted_sharing_.reset();
-  lifeline_.send(ControlKind::slots_made, share.offer.packed(), share.text, share.fd);
 }
 
-// A way of sharing that does not work between the two devices is not the last one.
 void Link::take_slots(Control& control) {
   const SlotOffer offer = SlotOffer::unpack(control.value);
   if (offer.sharing == Sharing::none) return sender_.go_through_host();
@@ -195,10 +196,16 @@ void Link::take_slots(Control& control) {
     throw Error(ErrorKind::transport, "expected slots where they fit; got an offer of " + std::to_string(offer.nbytes) +
                                           " bytes: the peer's process is damaged");
   }
+  offered_sharing_ = offer.sharing;
+  sender_.begin_slots(offer, control.text, control.fd.release());
+}
+
+// A way of sharing that does not work between the two devices is not the last one.
+void Link::open_slots() {
   try {
-    sender_.set_slots(offer, control.text, control.fd.release(), lifeline_.fd());
+    sender_.open_slots(lifeline_.fd());
   } catch (const Error&) {
-    lifeline_.send(ControlKind::slots_wanted, static_cast<std::uint64_t>(offer.sharing) + 1, "");
+    lifeline_.send(ControlKind::slots_wanted, static_cast<std::uint64_t>(offered_sharing_) + 1, "");
   }
 }
 

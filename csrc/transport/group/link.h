@@ -76,6 +76,7 @@ class Link {
   void ask_for_channel();
   void tell_of_parking();
   void take_slots(Control& control);
+  void open_slots();
   void break_off(const Error& error);
   void hang_up();
   void mark_gone(ErrorKind kind, const std::string& text);
@@ -92,7 +93,8 @@ class Link {
   LinkCounters counters_;
   bool is_ring_requested_ = false;
   bool are_slots_requested_ = false;
-  std::optional<Sharing> wanted_sharing_;  // of the peer's request for slots
+  std::optional<Sharing> wanted_sharing_;    // of the peer's request for slots
+  Sharing offered_sharing_ = Sharing::none;  // by the peer, last
   bool has_told_of_no_device_ = false;
   bool has_announced_end_ = false;
   std::optional<Error> gone_;

@@ -25,7 +25,7 @@ bool Delivery::allocate(InMessage& message, const MessageHeader& header) const {
       !header.in_slots && (message.is_direct || (message.receiver && tensor_device_.is_used()));
   if (header.in_slots) part.device = tensor_device_.side()->device->index();
   const auto& pool = goes_on_to_device ? tensor_device_.side()->pinned_pool : pool_at(part.device);
-  part.block = try_allocate_block(pool, header.payload_nbytes);
+  part.block = try_allocate_block(pool, header.payload_nbytes, Growth::later);
   return static_cast<bool>(part.block);
 }
 

@@ -28,6 +28,10 @@ bool Receiver::pump(LinkCounters& counters, const std::function<void()>& wake_wr
       due_ns_ = record->info.ready_ns;
       break;
     }
+    if (in_slots_.is_full()) {
+      due_ns_ = now_ns() + kMemoryPeriodNs;
+      break;
+    }
     const std::size_t nbytes = take_record(*record);
     if (nbytes == 0) {
       is_blocked_ = awaits_segment_ || !message_;

@@ -36,10 +36,10 @@ class Receiver {
 
   RingReader& make_ring(std::size_t capacity) { return ring_.emplace(RingReader::create(capacity)); }
   bool has_ring() const { return ring_.has_value(); }
-  // Slots for the peer, in its way of sharing or a later one that works; none: text says why.
-  SlotShare make_slots(Sharing first, std::size_t nbytes, int lifeline_fd) {
-    return in_slots_.make(first, nbytes, *ring_, lifeline_fd);
-  }
+  // As SlotWayIn::begin_making() and made().
+  void begin_slots(Sharing first, std::size_t nbytes) { in_slots_.begin_making(first, nbytes, *ring_); }
+  bool is_making_slots() const { return in_slots_.is_making(); }
+  std::optional<SlotShare> made_slots(int lifeline_fd) { return in_slots_.made(lifeline_fd); }
   // Throws the error of a device that has failed.
   void check_device() const { in_slots_.check(); }
   // The life line is closed here: no stream waits for the peer any more.

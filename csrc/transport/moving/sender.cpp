@@ -13,6 +13,8 @@ namespace {
 constexpr std::size_t kNbytesPerPump = std::size_t{1} << 20;
 // A copy to the host is asked this often whether it is done.
 constexpr std::int64_t kStagingPeriodNs = 50'000;
+// A stream that has enough before it is looked at this often.
+constexpr std::int64_t kFullPeriodNs = 200'000;
 // No peer rings for what others have taken, so a sender at the process's limit looks this often.
 constexpr std::int64_t kLimitPeriodNs = 200'000;
 
@@ -32,7 +34,10 @@ bool Sender::pump(LinkCounters& counters, const std::function<void()>& wake_read
       break;
     }
     const std::size_t nbytes = write_record(*transfer);
-    if (nbytes == 0) break;
+    if (nbytes == 0) {
+      if (in_slots_.is_full()) due_ns_ = now_ns() + kFullPeriodNs;
+      break;
+    }
     wake_reader();
     written_nbytes += nbytes;
     if (part_index_ == transfer->to_send.size()) end_message(counters);
@@ -149,11 +154,6 @@ void Sender::end_transfer(const TransferPtr& transfer, std::uint64_t seq, bool w
 
 bool Sender::wants_slots() const {
   return !queue_.empty() && !in_slots_.is_open() && !goes_through_host_ && queue_.front()->is_on_device;
-}
-
-void Sender::set_slots(SlotOffer offer, const std::string& handle, int fd, int lifeline_fd) {
-  in_slots_.open(*ring_, offer, handle, fd, lifeline_fd);
-  goes_through_host_ = false;
 }
 
 std::string Sender::describe_device() const {

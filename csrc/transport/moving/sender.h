@@ -41,10 +41,16 @@ class Sender {
   bool wants_slots() const;
   // False for what only a damaged peer offers.
   bool expects(const SlotOffer& offer) const {
-    return ring_ && !in_slots_.is_open() && offer.nbytes >= limits_.max_nbytes * kSlotNbytesPerRingByte;
+    return ring_ && !in_slots_.is_open() && !in_slots_.is_opening() &&
+           offer.nbytes >= limits_.max_nbytes * kSlotNbytesPerRingByte;
   }
-  // Memory that the peer shares. Throws a transport or CUDA error where it cannot be mapped.
-  void set_slots(SlotOffer offer, const std::string& handle, int fd, int lifeline_fd);
+  // As SlotWayOut::begin_opening() and has_opened().
+  void begin_slots(SlotOffer offer, const std::string& handle, int fd) {
+    in_slots_.begin_opening(*ring_, offer, handle, fd);
+  }
+  void open_slots(int lifeline_fd) {
+    if (in_slots_.has_opened(lifeline_fd)) goes_through_host_ = false;
+  }
   // Throws the error of a device that has failed.
   void check_device() const { in_slots_.check(); }
   // The life line is closed here: no stream waits for the peer any more.

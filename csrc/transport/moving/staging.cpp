@@ -35,7 +35,7 @@ bool Staging::copy(TransferState& transfer) {
     if (!is_on_device(part)) continue;
     DeviceSide& side = *tensor_device_.side();
     if (!stream_) stream_ = side.device->make_stream();
-    Block block = try_allocate_block(side.pinned_pool, part.tensor.nbytes());
+    Block block = try_allocate_block(side.pinned_pool, part.tensor.nbytes(), Growth::later);
     if (!block) return false;
     stream_->wait(transfer.ready);
     stream_->copy_async(block.data(), part.tensor.data, part.tensor.nbytes());

@@ -56,24 +56,38 @@ Taken SourceWayIn::take(InPart& part, InMessage& message, std::span<const std::b
   return taken;
 }
 
-SlotShare SlotWayIn::make(Sharing first, std::size_t nbytes, RingReader& ring, int lifeline_fd) {
-  Device& device = *tensor_device_.side()->device;
+void SlotWayIn::begin_making(Sharing first, std::size_t nbytes, RingReader& ring) {
   watch_.reset();
-  slots_.reset();
+  if (slots_) slots_->refuse();
+  making_.begin([=, device = tensor_device_.side()->device, &counters = ring.slot_counters(),
+                 page = ring.control_page(),
+                 refused = std::make_shared<std::unique_ptr<SlotReader>>(std::move(slots_))] {
+    refused->reset();
+    return make(*device, first, nbytes, counters, page);
+  });
+}
+
+std::optional<SlotShare> SlotWayIn::made(int lifeline_fd) {
+  if (!making_.is_done()) return std::nullopt;
+  Made made = making_.take();
+  slots_ = std::move(made.slots);
+  if (slots_) watch_.emplace(lifeline_fd, slots_->letting_go());
+  return made.share;
+}
+
+SlotWayIn::Made SlotWayIn::make(Device& device, Sharing first, std::size_t nbytes, SlotCounters& counters, void* page) {
   std::string text = "no way to share memory of " + device.name() + " worked";
   for (const Sharing sharing : sharings_of(device)) {
     if (sharing < first) continue;
     try {
       DeviceMemory memory = share_memory(device, sharing, nbytes);
       SlotShare share{{sharing, memory.nbytes}, memory.handle, memory.fd};
-      slots_.emplace(device, ring.slot_counters(), ring.control_page(), std::move(memory));
-      watch_.emplace(lifeline_fd, slots_->letting_go());
-      return share;
+      return {std::make_unique<SlotReader>(device, counters, page, std::move(memory)), std::move(share)};
     } catch (const Error& error) {
       text += std::string("; ") + error.what();
     }
   }
-  return {{}, text, -1};
+  return {nullptr, {{}, text, -1}};
 }
 
 Stream& SlotWayIn::stream() {

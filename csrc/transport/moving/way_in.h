@@ -10,6 +10,7 @@
 
 #include "transport/matching/inbox.h"
 #include "transport/moving/device_side.h"
+#include "transport/progress/errand.h"
 #include "ways/ring.h"
 #include "ways/slots.h"
 #include "ways/source.h"
@@ -73,10 +74,14 @@ class SlotWayIn final : public WayIn {
  public:
   explicit SlotWayIn(const TensorDevice& tensor_device) : tensor_device_(tensor_device) {}
 
-  // Slots for the peer, in its way of sharing or a later one that works; none: text says why.
-  // `lifeline_fd`: what the end of the peer is seen by.
-  SlotShare make(Sharing first, std::size_t nbytes, RingReader& ring, int lifeline_fd);
-  bool is_open() const { return slots_.has_value(); }
+  // Begins to make slots for the peer, in its way of sharing or a later one that works. Those from before end.
+  void begin_making(Sharing first, std::size_t nbytes, RingReader& ring);
+  bool is_making() const { return making_.is_under_way(); }
+  // What has been made, once; none: text says why. `lifeline_fd`: what the end of the peer is seen by.
+  std::optional<SlotShare> made(int lifeline_fd);
+  bool is_open() const { return slots_ != nullptr; }
+  // Nothing more is to be enqueued on the device now.
+  bool is_full() const { return slots_ && slots_->is_full(); }
   bool is_used() const { return slots_ && slots_->is_used(); }
   // Nothing enqueued on the device is left to be done.
   bool is_idle() const { return !slots_ || slots_->is_idle(); }
@@ -119,8 +124,16 @@ class SlotWayIn final : public WayIn {
 
   bool has_arrived(std::uint64_t slot_end) const { return !slots_ || slots_->written() >= slot_end; }
 
+  struct Made {
+    std::unique_ptr<SlotReader> slots;
+    SlotShare share;
+  };
+
+  static Made make(Device& device, Sharing first, std::size_t nbytes, SlotCounters& counters, void* page);
+
   const TensorDevice& tensor_device_;
-  std::optional<SlotReader> slots_;
+  Errand<Made> making_;
+  std::unique_ptr<SlotReader> slots_;
   std::optional<WatchedRelease> watch_;
   std::shared_ptr<Stream> copy_stream_;  // without slots
   std::vector<Enqueued> enqueued_;

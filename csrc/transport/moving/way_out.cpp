@@ -19,14 +19,23 @@ void RingWayOut::move(const OutPart& out, const Chunk& chunk, const Event&, std:
   }
 }
 
-void SlotWayOut::open(RingWriter& ring, SlotOffer offer, const std::string& handle, int fd, int lifeline_fd) {
-  Device& device = *tensor_device_.side()->device;
-  DeviceMemory memory = adopt_memory(device, offer.sharing, offer.nbytes, handle, fd);
-  slots_.emplace(device, ring.slot_counters(), ring.control_page(), std::move(memory));
+void SlotWayOut::begin_opening(RingWriter& ring, SlotOffer offer, const std::string& handle, int fd) {
+  opening_.begin(
+      [=, device = tensor_device_.side()->device, &counters = ring.slot_counters(), page = ring.control_page()] {
+        DeviceMemory memory = adopt_memory(*device, offer.sharing, offer.nbytes, handle, fd);
+        return std::make_unique<SlotWriter>(*device, counters, page, std::move(memory));
+      });
+}
+
+bool SlotWayOut::has_opened(int lifeline_fd) {
+  if (!opening_.is_done()) return false;
+  slots_ = opening_.take();
   watch_.emplace(lifeline_fd, slots_->letting_go());
+  return true;
 }
 
 bool SlotWayOut::has_room(const Chunk& chunk, RingWriter& ring) {
+  if (is_full()) return false;
   if (chunk.nbytes == 0 || slots_->has_room(chunk.nbytes)) return true;
   ring.want_ring();
   return slots_->has_room(chunk.nbytes);

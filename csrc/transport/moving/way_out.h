@@ -2,11 +2,13 @@
 // does not know what the ways do. Progress lock only.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "transport/matching/transfer.h"
 #include "transport/moving/device_side.h"
+#include "transport/progress/errand.h"
 #include "ways/ring.h"
 #include "ways/slots.h"
 #include "wire/chunks.h"
@@ -55,10 +57,15 @@ class SlotWayOut final : public WayOut {
   explicit SlotWayOut(const TensorDevice& tensor_device) : tensor_device_(tensor_device) {}
 
   // There are slots.
-  bool is_open() const { return slots_.has_value(); }
-  // Memory that the peer shares. Throws a transport or CUDA error where it cannot be mapped.
+  bool is_open() const { return slots_ != nullptr; }
+  // Begins to map memory that the peer shares; takes `fd` over.
+  void begin_opening(RingWriter& ring, SlotOffer offer, const std::string& handle, int fd);
+  bool is_opening() const { return opening_.is_under_way(); }
+  // True when it has been mapped, once. Throws a transport or CUDA error where it cannot be.
   // `lifeline_fd`: what the end of the peer is seen by.
-  void open(RingWriter& ring, SlotOffer offer, const std::string& handle, int fd, int lifeline_fd);
+  bool has_opened(int lifeline_fd);
+  // Nothing more is to be enqueued on the device now.
+  bool is_full() const { return slots_ && slots_->is_full(); }
   // Throws the error of a device that has failed.
   void check() const {
     if (slots_) slots_->check();
@@ -88,7 +95,8 @@ class SlotWayOut final : public WayOut {
 
  private:
   const TensorDevice& tensor_device_;
-  std::optional<SlotWriter> slots_;
+  Errand<std::unique_ptr<SlotWriter>> opening_;
+  std::unique_ptr<SlotWriter> slots_;
   std::optional<WatchedRelease> watch_;
 };
 
