@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 CXX_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 # What the compiled parts are made of; a change in Python needs no reinstall.
 BUILD_SOURCES := $(shell find csrc cmake -type f) CMakeLists.txt setup.py pyproject.toml \
-  pipecomm/drop_in/c10d_compile.py pipecomm/_version.py
+  pipecomm/torch_half/c10d_compile.py pipecomm/_version.py
 
 export PIPECOMM_WERROR ?= 1
 # Where no GPU will run them, one architecture is enough to see that the kernels compile: each takes

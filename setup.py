@@ -49,8 +49,8 @@ def find_build_folder() -> Path:
 
 
 def load_c10d_compile() -> Any:
-    """pipecomm/drop_in/c10d_compile.py, without importing the package that is not built yet."""
-    path = ROOT / "pipecomm" / "drop_in" / "c10d_compile.py"
+    """pipecomm/torch_half/c10d_compile.py, without importing the package that is not built yet."""
+    path = ROOT / "pipecomm" / "torch_half" / "c10d_compile.py"
     loader = importlib.machinery.SourceFileLoader(path.stem, str(path))
     module = types.ModuleType(loader.name)
     loader.exec_module(module)

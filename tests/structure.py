@@ -71,7 +71,8 @@ PYTHON_ROOMS = {
     "direction": set(),
     "schedule": {"errors", "direction", "_native"},
     "codecs": {"errors", "_native", "settings", "addressable"},
-    "memory": {"errors", "_native", "device"},
+    "torch_half": {"errors", "_native", "settings"},
+    "memory": {"errors", "_native", "device", "torch_half"},
     "replay": {"errors", "_native", "memory", "schedule"},
     "links": {
         *("errors", "_native", "settings", "direction", "addressable", "outcome"),
@@ -81,10 +82,10 @@ PYTHON_ROOMS = {
         *("errors", "direction", "addressable", "device"),
         *("schedule", "codecs", "memory", "links"),
     },
-    "drop_in": {"errors", "_native", "settings", "codecs", "links"},
+    "drop_in": {"errors", "_native", "settings", "codecs", "links", "torch_half"},
     "app": {
         *("errors", "_version", "_native", "settings", "direction", "outcome"),
-        *("schedule", "codecs", "links", "engine", "drop_in", "replay"),
+        *("schedule", "codecs", "links", "engine", "drop_in", "replay", "torch_half"),
     },
 }
 # Public names of what is in the rooms; no room imports them.

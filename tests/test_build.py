@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from setuptools import Distribution
 
-from pipecomm.drop_in import c10d_compile
-from pipecomm.drop_in.c10d_compile import CompileError
+from pipecomm.torch_half import c10d_compile
+from pipecomm.torch_half.c10d_compile import CompileError
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"

@@ -155,7 +155,7 @@ def test_wheel_is_tagged_for_this_machine_only_and_holds_what_first_use_needs(wh
 
 # 1e-310 is subnormal: 0 where a library that was loaded has switched those off.
 LOAD = (
-    "from pipecomm.drop_in import c10d_build; print(c10d_build.load(torch).__file__); "
+    "from pipecomm.torch_half import c10d_build; print(c10d_build.load(torch).__file__); "
     "assert float('1e-310') * 1.0 > 0.0"
 )
 IMPORT_ORDERS = {

@@ -98,6 +98,17 @@ py::bytes take_events(TraceRecorder& recorder) {
   return py::bytes(reinterpret_cast<const char*>(events.data()), events.size() * sizeof(TraceEvent));
 }
 
+// For the torch half, which may be built with another pybind11.
+py::capsule to_capsule(const std::shared_ptr<Pool>& pool) {
+  return py::capsule(new std::shared_ptr<Pool>(pool), "pipecomm.Pool",
+                     [](void* pointer) { delete static_cast<std::shared_ptr<Pool>*>(pointer); });
+}
+
+// What a benchmark times: nothing of Python in between.
+void churn(Pool& pool, std::size_t nbytes, std::size_t count) {
+  for (; count > 0; --count) pool.deallocate_node(pool.allocate_node(nbytes));
+}
+
 py::buffer_info buffer_of(const Block& block) {
   return py::buffer_info(static_cast<std::uint8_t*>(block.data()), static_cast<py::ssize_t>(block.nbytes()));
 }
@@ -144,6 +155,8 @@ void register_memory(py::module_& module) {
       .def("tag_stats", &tag_tuple, py::arg("tag"))
       .def("set_exhausted", &set_exhausted, py::arg("callback"))
       .def("set_recorder", &Pool::set_recorder, py::arg("recorder"))
+      .def("capsule", &to_capsule)
+      .def("churn", &churn, py::arg("nbytes"), py::arg("count"), py::call_guard<py::gil_scoped_release>())
       .def_property("limit_nbytes", &Pool::limit_nbytes, &Pool::set_limit_nbytes);
 
   register_functions(module);

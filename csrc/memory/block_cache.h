@@ -23,7 +23,7 @@ class alignas(64) BlockCache {
   BlockNode* take(std::size_t nbytes) {
     Bin& bin = bin_of(nbytes);
     if (bin.count == 0 || bin.nbytes != nbytes) return nullptr;
-    cached_nbytes_ -= nbytes;
+    count_nbytes(-nbytes);
     return bin.blocks[--bin.count];
   }
 
@@ -37,17 +37,20 @@ class alignas(64) BlockCache {
       empty(bin, drop);
       bin.nbytes = nbytes;
     }
-    if (bin.count == kMaxBlocks || cached_nbytes_ + nbytes > kMaxNbytes) return false;
+    if (bin.count == kMaxBlocks || cached_nbytes() + nbytes > kMaxNbytes) return false;
     bin.blocks[bin.count++] = block;
-    cached_nbytes_ += nbytes;
+    count_nbytes(nbytes);
     return true;
   }
 
   template <typename Drop>
   void drain(Drop&& drop) {
-    if (cached_nbytes_ == 0) return;
+    if (cached_nbytes() == 0) return;
     for (Bin& bin : bins_) empty(bin, drop);
   }
+
+  // Also without the lock, as it was a moment ago.
+  std::size_t cached_nbytes() const { return cached_nbytes_.load(std::memory_order_relaxed); }
 
  private:
   static constexpr std::size_t kMaxBlocks = 7;
@@ -65,11 +68,13 @@ class alignas(64) BlockCache {
 
   template <typename Drop>
   void empty(Bin& bin, Drop&& drop) {
-    for (; bin.count > 0; cached_nbytes_ -= bin.nbytes) drop(bin.blocks[--bin.count]);
+    for (; bin.count > 0; count_nbytes(-bin.nbytes)) drop(bin.blocks[--bin.count]);
   }
 
+  void count_nbytes(std::size_t more) { cached_nbytes_.store(cached_nbytes() + more, std::memory_order_relaxed); }
+
   std::array<Bin, kNumBins> bins_{};
-  std::size_t cached_nbytes_ = 0;
+  std::atomic<std::size_t> cached_nbytes_{0};
 };
 
 struct BlockCaches {

@@ -30,17 +30,17 @@ void BlockList::index(Blocks::const_iterator block, FreeSet& free) {
 }
 
 void BlockList::unindex(Blocks::const_iterator block, FreeSet& free) {
-  free.erase({block->second.nbytes, block->first});
+  free.erase(free.find({block->second.nbytes, block->first}));
   free_nbytes_ -= block->second.nbytes;
 }
 
 bool BlockList::can_join(Blocks::const_iterator block, SegmentClass segment_class) const {
   return block->second.state.load(std::memory_order_relaxed) == BlockState::free &&
-         class_at(block->first) == segment_class;
+         block->second.segment_class == segment_class;
 }
 
 void BlockList::join_free(Blocks::iterator block) {
-  const SegmentClass segment_class = class_at(block->first);
+  const SegmentClass segment_class = block->second.segment_class;
   FreeSet& free = free_.at(index_of(segment_class));
   const auto next = std::next(block);
   if (next != blocks_.end() && next->first == block->first + block->second.nbytes && can_join(next, segment_class)) {
@@ -87,7 +87,7 @@ void BlockList::add_segment(std::byte* data, std::size_t nbytes, SegmentClass se
 
 void BlockList::add(std::byte* data, std::size_t nbytes, SegmentClass segment_class) {
   add_segment(data, nbytes, segment_class);
-  join_free(blocks_.try_emplace(data, nbytes).first);
+  join_free(blocks_.try_emplace(data, nbytes, segment_class).first);
 }
 
 void BlockList::remove_segment(std::byte* data, std::size_t nbytes) {
@@ -110,36 +110,49 @@ void BlockList::remove(std::byte* data, std::size_t nbytes) {
   remove_segment(data, nbytes);
 }
 
+std::size_t BlockList::gap_behind(Segments::const_iterator segment) const {
+  const auto next = std::next(segment);
+  return next == segments_.end() ? SIZE_MAX : bytes_between(segment->first + segment->second.nbytes, next->first);
+}
+
 GrowthPoint BlockList::growth_point(std::size_t nbytes, SegmentClass segment_class, std::size_t granule,
                                     const std::function<bool(std::byte*, std::size_t)>& can_stand) const {
   GrowthPoint best;
-  for (auto segment = segments_.begin(); segment != segments_.end(); ++segment) {
+  const FreeSet& free = free_.at(index_of(segment_class));
+  for (auto block = free.rbegin(); block != free.rend(); ++block) {
+    const std::size_t before = std::min(block->first, nbytes);
+    if (best.data != nullptr && before < best.before_nbytes) break;
+    std::byte* end = block->second + block->first;
+    if (best.data != nullptr && end > best.data) continue;
+    const auto segment = segment_at(end - 1);
+    if (segment->first + segment->second.nbytes != end) continue;
+    const std::size_t gap = gap_behind(segment);
+    const std::size_t missing = round_up(nbytes - before, granule);
+    if (gap > 0 && gap >= missing && can_stand(end, missing)) best = {end, before, gap};
+  }
+  for (auto segment = segments_.begin(); best.data == nullptr && segment != segments_.end(); ++segment) {
     if (segment->second.segment_class != segment_class) continue;
     std::byte* end = segment->first + segment->second.nbytes;
-    const auto next = std::next(segment);
-    const std::size_t gap = next == segments_.end() ? SIZE_MAX : bytes_between(end, next->first);
-    if (gap == 0) continue;
-    const auto last = block_at(end - 1);
-    const bool is_free = last->second.state.load(std::memory_order_relaxed) == BlockState::free;
-    const std::size_t before = is_free ? std::min(last->second.nbytes, nbytes) : 0;
-    if (best.data != nullptr && before <= best.before_nbytes) continue;
-    const std::size_t missing = round_up(nbytes - before, granule);
-    if (gap >= missing && can_stand(end, missing)) best = {end, before, gap};
+    const std::size_t gap = gap_behind(segment);
+    const std::size_t missing = round_up(nbytes, granule);
+    if (gap >= missing && can_stand(end, missing)) best = {end, 0, gap};
   }
   return best;
 }
 
 BlockList::Blocks::iterator BlockList::carve(Blocks::iterator block, std::byte* data, std::size_t nbytes) {
-  FreeSet& free = free_set_of(block->first);
+  const SegmentClass segment_class = block->second.segment_class;
+  FreeSet& free = free_.at(index_of(segment_class));
   std::byte* end = block->first + block->second.nbytes;
   unindex(block, free);
   if (data + nbytes < end) {
-    index(blocks_.try_emplace(std::next(block), data + nbytes, bytes_between(data + nbytes, end)), free);
+    const std::size_t rest = bytes_between(data + nbytes, end);
+    index(blocks_.try_emplace(std::next(block), data + nbytes, rest, segment_class), free);
   }
   if (data > block->first) {
     block->second.nbytes = bytes_between(block->first, data);
     index(block, free);
-    block = blocks_.try_emplace(std::next(block), data, nbytes);
+    block = blocks_.try_emplace(std::next(block), data, nbytes, segment_class);
   }
   block->second.nbytes = nbytes;
   block->second.state.store(BlockState::live, std::memory_order_relaxed);
@@ -243,6 +256,7 @@ void BlockList::check_block(Blocks::const_iterator block) const {
       fail("a block outside its segments");
     }
   }
+  if (entry.segment_class != segment_class) fail("a block of another class than its segments");
   if (entry.requested_nbytes > entry.nbytes) fail("a block smaller than what was asked for");
   const auto next = std::next(block);
   if (next != blocks_.end() && next->first < end) fail("two blocks overlap");

@@ -78,8 +78,8 @@ class BlockList {
 
   static std::size_t index_of(SegmentClass segment_class) { return static_cast<std::size_t>(segment_class); }
   Segments::const_iterator segment_at(std::byte* data) const { return std::prev(segments_.upper_bound(data)); }
-  SegmentClass class_at(std::byte* data) const { return segment_at(data)->second.segment_class; }
-  FreeSet& free_set_of(std::byte* data) { return free_.at(index_of(class_at(data))); }
+  // Bytes of addresses up to the next segment.
+  std::size_t gap_behind(Segments::const_iterator segment) const;
   // The block that holds this address.
   Blocks::iterator block_at(std::byte* data) { return std::prev(blocks_.upper_bound(data)); }
   Blocks::const_iterator block_at(std::byte* data) const { return std::prev(blocks_.upper_bound(data)); }

@@ -14,9 +14,10 @@ enum class SegmentClass { small, large };
 enum class BlockState : std::uint8_t { free, live, cached, pending };
 
 struct BlockEntry {
-  explicit BlockEntry(std::size_t of_nbytes) : nbytes(of_nbytes) {}
+  BlockEntry(std::size_t of_nbytes, SegmentClass of_class) : nbytes(of_nbytes), segment_class(of_class) {}
 
   std::size_t nbytes;
+  const SegmentClass segment_class;  // that of the segments it lies in
   std::size_t requested_nbytes = 0;  // what the user asked for; 0 unless live or pending
   // Between live, cached and pending whoever has the block changes it; to and from free, the list.
   std::atomic<BlockState> state{BlockState::free};

@@ -1,9 +1,11 @@
 // Around a fork: locks are taken before and released after it, on both sides, so that the child's state is whole.
 #pragma once
 
+#include "base/api.h"
+
 namespace pipecomm {
 
-class ForkAware {
+class PC_API ForkAware {
  public:
   virtual void lock_for_fork() = 0;
   virtual void unlock_after_fork(bool is_child) = 0;

@@ -229,6 +229,7 @@ void Pool::cache_or_free(BlockNode* block) {
 bool Pool::drain_caches() {
   bool is_any = false;
   for (BlockCache& cache : caches_->all) {
+    if (cache.cached_nbytes() == 0) continue;
     const std::scoped_lock lock(cache.mutex);
     cache.drain([&](BlockNode* block) {
       supply_->blocks().give_back(block);
@@ -258,7 +259,8 @@ std::size_t Pool::trim() {
 
 void Pool::set_exhausted(Exhausted exhausted) {
   const std::scoped_lock lock(mutex_);
-  exhausted_ = std::move(exhausted);
+  // What was set before dies with the argument, without the lock: that may take other locks.
+  exhausted_.swap(exhausted);
 }
 
 void Pool::set_recorder(std::shared_ptr<TraceRecorder> recorder) {

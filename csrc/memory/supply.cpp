@@ -50,6 +50,13 @@ GrowthPoint Supply::growth_point(std::size_t nbytes, SegmentClass segment_class,
   });
 }
 
+// Whether what was found for finer granules is what would be found for these.
+bool Supply::is_growth_point(const GrowthPoint& point, std::size_t nbytes, std::size_t granule) const {
+  if (point.data == nullptr) return true;
+  const std::size_t missing = round_up(nbytes - point.before_nbytes, granule);
+  return missing <= point.room_nbytes && upstream_->can_stand_at(point.data, missing);
+}
+
 BlockNode* Supply::obtain_by_remap(std::size_t nbytes, std::size_t peak_nbytes) {
   const SegmentClass segment_class = class_of(nbytes);
   const std::size_t granule = upstream_->granule_nbytes();
@@ -68,13 +75,15 @@ BlockNode* Supply::obtain_by_remap(std::size_t nbytes, std::size_t peak_nbytes) 
     if (point.data != nullptr && !fits) continue;
     if (add_fresh(fresh, segment_class, point.data)) return take(nbytes);
   }
+  const std::uint64_t num_remaps = num_remaps_;
   for (const std::size_t piece_granule : {coarse_granule_nbytes(), granule}) {
-    if (!gather(nbytes, piece_granule, growth_point(nbytes, segment_class, piece_granule))) continue;
+    const bool stays = num_remaps == num_remaps_ && is_growth_point(point, nbytes, piece_granule);
+    if (!gather(nbytes, piece_granule, stays ? point : growth_point(nbytes, segment_class, piece_granule))) continue;
     if (BlockNode* block = take(nbytes)) return block;
   }
   if (BlockNode* block = blocks_.take(nbytes, other(segment_class))) return block;
   // Free granules cannot be moved any more: fresh memory beyond what should lie idle.
-  const GrowthPoint last = growth_point(nbytes, segment_class, granule);
+  const GrowthPoint last = num_remaps == num_remaps_ ? point : growth_point(nbytes, segment_class, granule);
   const std::size_t least = round_up(nbytes - last.before_nbytes, granule);
   return least <= room_nbytes() && add_fresh(least, segment_class, last.data) ? take(nbytes) : nullptr;
 }

@@ -52,6 +52,7 @@ class Supply {
   bool add_fresh(std::size_t nbytes, SegmentClass segment_class, std::byte* wanted, Growth growth = Growth::now);
   bool grow_by_segment(std::size_t nbytes, SegmentClass segment_class, Growth growth);
   GrowthPoint growth_point(std::size_t nbytes, SegmentClass segment_class, std::size_t granule_nbytes) const;
+  bool is_growth_point(const GrowthPoint& point, std::size_t nbytes, std::size_t granule_nbytes) const;
   std::size_t coarse_granule_nbytes() const;
   std::size_t room_nbytes() const;
   std::size_t release(const std::vector<Piece>& pieces);

@@ -18,6 +18,7 @@ class PC_API Policy {
 
   // False where the capacity does not allow it.
   virtual bool allocate(std::size_t slot, std::size_t nbytes, std::int64_t stream) = 0;
+  // What is reserved stays.
   virtual void free(std::size_t slot) = 0;
   virtual std::size_t reserved_nbytes() const = 0;
   // How often memory was asked for, given back or moved.

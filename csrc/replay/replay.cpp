@@ -100,20 +100,22 @@ ReplayResult replay(const ReplayTrace& trace, const std::string& policy_name, st
   std::vector<std::size_t> sizes(trace.num_slots);
   Samples samples(trace.events.size(), num_samples, result);
   std::size_t live = 0;
+  std::size_t reserved = 0;
   for (std::size_t i = 0; i < trace.events.size(); ++i) {
     const auto& [slot, nbytes, stream] = trace.events[i];
     if (nbytes < 0) {
-      policy->free(slot);
+      policy->free(slot);  // none of them gives memory back at a free
       live -= sizes[slot];
     } else if (policy->allocate(slot, static_cast<std::size_t>(nbytes), stream)) {
       sizes[slot] = static_cast<std::size_t>(nbytes);
       live += sizes[slot];
+      reserved = policy->reserved_nbytes();
+      result.peak_reserved_nbytes = std::max(result.peak_reserved_nbytes, reserved);
     } else {
       result.failed_at = static_cast<std::int64_t>(i);
       break;
     }
-    result.peak_reserved_nbytes = std::max(result.peak_reserved_nbytes, policy->reserved_nbytes());
-    samples.add(i, live, policy->reserved_nbytes());
+    samples.add(i, live, reserved);
   }
   result.num_upstream_calls = policy->num_upstream_calls();
   return result;

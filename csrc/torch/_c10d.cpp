@@ -7,6 +7,8 @@
 
 #include "python/errors.h"
 #include "torch/backend.h"
+#include "torch/pool_allocator.h"
+#include "torch/pool_tensors.h"
 
 namespace pipecomm {
 namespace {
@@ -39,6 +41,37 @@ std::shared_ptr<Communicator> unpack_communicator(const py::object& capsule) {
   remember(communicator);
   return communicator;
 }
+
+// What a thread used before.
+struct PoolUse {
+  std::shared_ptr<c10::SafePyObject> before;
+
+  void end() { PoolScope::exchange(std::exchange(before, nullptr)); }
+};
+
+// A pool, for torch.
+class TorchPool {
+ public:
+  explicit TorchPool(const py::object& capsule) {
+    void* pointer = PyCapsule_GetPointer(capsule.ptr(), "pipecomm.Pool");
+    if (pointer == nullptr) throw py::error_already_set();
+    pool_ = *static_cast<std::shared_ptr<Pool>*>(pointer);
+  }
+
+  py::object empty(at::IntArrayRef sizes, at::ScalarType dtype) const {
+    const auto tensor = without_gil([&] { return try_empty(pool_, sizes, dtype); });
+    return tensor ? py::cast(*tensor) : py::none();
+  }
+
+  // The calling thread uses it from here on.
+  PoolUse begin_use() const {
+    PoolAllocator::install();
+    return {PoolScope::exchange(std::make_shared<PoolInUse>(pool_))};
+  }
+
+ private:
+  std::shared_ptr<Pool> pool_;
+};
 
 // `inner_names` are the backends for the collectives, by device type; `make_inner(name, timeout)` gives one, and is
 // called at the first collective that needs it.
@@ -74,5 +107,10 @@ PYBIND11_MODULE(_c10d, module) {
            py::arg("inner_names"), py::arg("make_inner"), py::arg("timeout"), py::arg("codec"), py::arg("grad_codec"),
            py::arg("min_nbytes"))
       .def_property_readonly("timeout", &PipecommBackend::timeout);
+  py::class_<pipecomm::PoolUse>(module, "PoolUse").def("end", &pipecomm::PoolUse::end);
+  py::class_<pipecomm::TorchPool>(module, "TorchPool")
+      .def(py::init<const py::object&>(), py::arg("capsule"))
+      .def("empty", &pipecomm::TorchPool::empty)
+      .def("begin_use", &pipecomm::TorchPool::begin_use);
   module.def("close_all", [] { pipecomm::without_gil(&pipecomm::close_all); });
 }

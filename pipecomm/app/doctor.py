@@ -101,8 +101,8 @@ def _torch_half() -> str:
     _core()
     _torch()
     found = sorted(path.name for path in _PACKAGE.glob("_c10d-*.so"))
-    compiling = importlib.import_module("pipecomm.drop_in.c10d_compile")
-    building = importlib.import_module("pipecomm.drop_in.c10d_build")
+    compiling = importlib.import_module("pipecomm.torch_half.c10d_compile")
+    building = importlib.import_module("pipecomm.torch_half.c10d_build")
     folder = Path(str(importlib.import_module("torch").__file__)).parent
     wanted = compiling.module_name(building._csrc(), folder)
     built_for = ", ".join(name.split("-")[1] for name in found) or "no torch"

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
 
 from pipecomm.errors import ConfigError
 from pipecomm.replay import TRACES, Comparison, Trace, compare, generate, load_trace
@@ -12,6 +18,7 @@ from pipecomm.replay import TRACES, Comparison, Trace, compare, generate, load_t
 __all__ = ["run"]
 
 _NUM_SAMPLES = 400
+_QUIET_S = 2.0
 
 
 def run(name: str, *, as_json: bool, plot: str | None, fits_gb: float | None) -> int:
@@ -19,7 +26,10 @@ def run(name: str, *, as_json: bool, plot: str | None, fits_gb: float | None) ->
     trace = generate(name) if name in TRACES and not Path(name).exists() else load_trace(name)
     capacity = None if fits_gb is None else round(fits_gb * 1e9)
     num_samples = _NUM_SAMPLES if plot else 0
-    comparison = compare(trace, capacity_nbytes=capacity, num_samples=num_samples)
+    with _progress() as on_done:
+        comparison = compare(
+            trace, capacity_nbytes=capacity, num_samples=num_samples, on_done=on_done
+        )
     if plot:
         _draw(comparison, trace, plot)
     if as_json:
@@ -27,6 +37,26 @@ def run(name: str, *, as_json: bool, plot: str | None, fits_gb: float | None) ->
     else:
         print(_table(comparison, trace, fits_gb))
     return 0
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr, where that is a terminal, for what takes longer than 2 s."""
+    start = time.monotonic()
+    console = Console(stderr=True)
+    bar = Progress(console=console, transient=True)
+    task = bar.add_task("Replaying")
+
+    def on_done(done: int, total: int) -> None:
+        bar.update(task, completed=done, total=total)
+        if console.is_terminal and time.monotonic() - start > _QUIET_S:
+            bar.start()
+
+    try:
+        yield on_done
+    finally:
+        if bar.live.is_started:
+            bar.stop()
 
 
 def _document(comparison: Comparison, trace: Trace, capacity: int | None) -> dict[str, Any]:

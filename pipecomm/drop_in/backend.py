@@ -20,13 +20,13 @@ import torch.distributed as dist
 
 from pipecomm import settings
 from pipecomm.codecs.codec import Codec
-from pipecomm.drop_in import c10d_build
 from pipecomm.drop_in import env as env_rendezvous
 from pipecomm.errors import ConfigError, TransportError
 from pipecomm.links import rendezvous
 from pipecomm.links.generation import Seat
 from pipecomm.links.interfaces import check_interfaces
 from pipecomm.links.limits import FlowLimits
+from pipecomm.torch_half import c10d_build
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -14,6 +17,7 @@ from pipecomm.device import as_device
 from pipecomm.errors import ConfigError, NotBuiltError
 from pipecomm.memory.snapshot import SegmentSnapshot, snapshot_of
 from pipecomm.memory.tags import TagStats, stats_by_tag
+from pipecomm.torch_half import c10d_build
 
 __all__ = ["MemoryPool", "PoolStats", "default_pool", "tensor_from_block"]
 
@@ -81,12 +85,39 @@ class MemoryPool:
         Raises ConfigError for a negative dimension, PoolExhaustedError where neither the limit nor
         the machine allows it.
         """
+        with contextlib.suppress(TypeError, ValueError):
+            if (tensor := self._try_empty(shape, dtype)) is not None:
+                return tensor
         if any(not isinstance(size, int) or size < 0 for size in shape):
             raise ConfigError(f"expected whole dimensions of at least 0; got shape {tuple(shape)}")
         if not isinstance(dtype, torch.dtype):
             raise ConfigError(f"expected a torch.dtype; got {dtype!r}")
         nbytes = math.prod(shape) * dtype.itemsize
         return tensor_from_block(self.allocate(nbytes), shape, dtype)
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[None]:
+        """torch's own CPU allocations of at least 64 KiB come from this pool inside.
+
+        Those of this thread, and of the threads that run a backward started inside; whatever lives
+        on outside stays valid. Nested, the inner pool counts. Where the pool has no memory, torch
+        raises torch.OutOfMemoryError. Raises NotBuiltError where the torch half cannot be compiled.
+        """
+        use = c10d_build.load(torch).TorchPool(self._pool.capsule()).begin_use()
+        try:
+            yield
+        finally:
+            use.end()
+
+    @functools.cached_property
+    def _try_empty(self) -> Callable[[Any, Any], torch.Tensor | None]:
+        """empty() without its checks and errors: None where those are needed, or always."""
+        torch_half = c10d_build.load_if_built(torch)
+        if torch_half is None:
+            return lambda shape, dtype: None
+        empty: Callable[[Any, Any], torch.Tensor | None]
+        empty = torch_half.TorchPool(self._pool.capsule()).empty
+        return empty
 
     def allocate(self, nbytes: int) -> core.Block:
         """A `_core.Block` of `nbytes` bytes (a writable buffer, 512-byte aligned); as `empty`."""

@@ -28,6 +28,19 @@ def test_table_tells_what_each_policy_holds(trace: str, capsys: pytest.CaptureFi
     assert "with pipecomm this run would not have fitted in 0.011 GB" in capsys.readouterr().out
 
 
+def test_bar_is_drawn_only_for_what_takes_long(
+    trace: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["replay", trace]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("pipecomm.app.replay._QUIET_S", 0.0)
+    assert main(["replay", trace]) == 0
+    assert capsys.readouterr().err == ""  # no terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["replay", trace]) == 0
+    assert "Replaying" in capsys.readouterr().err
+
+
 def test_json_is_one_document(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", trace, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

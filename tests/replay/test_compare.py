@@ -123,6 +123,12 @@ def test_capacity_tells_who_fits() -> None:
     assert all(one.fits is None for one in free.replayed)
 
 
+def test_walks_are_told_one_by_one() -> None:
+    calls: list[tuple[int, int]] = []
+    compare(waves(500), capacity_nbytes=MIB, on_done=lambda *call: calls.append(call))
+    assert calls == [(done, 8) for done in range(1, 9)]
+
+
 def test_samples_are_the_most_in_each_part() -> None:
     trace = trace_of((0, 4 * MIB), (0, -1), (1, MIB), (1, -1))
     comparison = compare(trace, ["torch"], num_samples=2)

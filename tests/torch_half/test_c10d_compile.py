@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipecomm.drop_in import c10d_compile
-from pipecomm.drop_in.c10d_compile import CompileError
+from pipecomm.torch_half import c10d_compile
+from pipecomm.torch_half.c10d_compile import CompileError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CSRC = ROOT / "csrc"

@@ -24,10 +24,15 @@ from pathlib import Path
 from types import ModuleType
 
 from pipecomm import _native, settings
-from pipecomm.drop_in.c10d_compile import CompileError, compile_module, module_name, torch_version
 from pipecomm.errors import NotBuiltError
+from pipecomm.torch_half.c10d_compile import (
+    CompileError,
+    compile_module,
+    module_name,
+    torch_version,
+)
 
-__all__ = ["load"]
+__all__ = ["load", "load_if_built"]
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _MODULE = "pipecomm._c10d"
@@ -51,6 +56,20 @@ def load(torch: ModuleType) -> ModuleType:
                 raise NotBuiltError(f"{error}{_what_is_there(torch_folder)}") from error
             sys.modules[_MODULE] = _load_file(path, torch_folder)
         return sys.modules[_MODULE]
+
+
+def load_if_built(torch: ModuleType) -> ModuleType | None:
+    """The _c10d module where load() would compile nothing; else None."""
+    with contextlib.suppress(NotBuiltError, CompileError):
+        if _MODULE in sys.modules or _is_built(torch):
+            return load(torch)
+    return None
+
+
+def _is_built(torch: ModuleType) -> bool:
+    assert torch.__file__ is not None
+    name = module_name(_csrc(), Path(torch.__file__).parent)
+    return any((folder / name).is_file() for folder in (_PACKAGE, *_cache_candidates()))
 
 
 def _find_or_build(torch_folder: Path) -> Path:

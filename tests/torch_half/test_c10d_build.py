@@ -14,9 +14,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
-from pipecomm.drop_in import c10d_build, c10d_compile
 from pipecomm.errors import NotBuiltError
+from pipecomm.torch_half import c10d_build, c10d_compile
 from tests import mounts
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -64,8 +65,6 @@ def test_module_name_ignores_files_that_are_not_compiled_in(
 
 
 def test_torch_version_is_that_of_the_running_torch() -> None:
-    import torch
-
     assert c10d_compile.torch_version(Path(torch.__file__).parent) == torch.__version__
 
 
@@ -126,7 +125,7 @@ def test_cache_folder_that_cannot_be_trusted_is_passed_over(
     assert c10d_build._cache_folder() == tmp_path / f"pipecomm-{os.geteuid()}"
 
 
-CACHE = "from pipecomm.drop_in import c10d_build; print(c10d_build._cache_folder())"
+CACHE = "from pipecomm.torch_half import c10d_build; print(c10d_build._cache_folder())"
 
 
 def find_cache(noexec: list[Path], home: Path, temporary: Path) -> subprocess.CompletedProcess[str]:
@@ -164,7 +163,8 @@ def test_cache_folder_of_a_user_without_a_home_is_its_own(tmp_path: Path) -> Non
         parent.chmod(parent.stat().st_mode | 0o011)
     (tmp_path / "pipecomm-65534").mkdir(mode=0o755)  # root's, in the other user's place
     code = (
-        "import os; from pipecomm.drop_in import c10d_build; os.setgid(65534); os.setuid(65534)\n"
+        "import os; from pipecomm.torch_half import c10d_build\n"
+        "os.setgid(65534); os.setuid(65534)\n"
         "folder = c10d_build._cache_folder(); print(folder, folder.stat().st_uid)"
     )
     env = {**os.environ, "HOME": "/nonexistent", "TMPDIR": str(tmp_path)}
@@ -184,7 +184,7 @@ def test_lock_of_a_killed_build_is_free_and_its_leftovers_are_removed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake_torch: Path
 ) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from pipecomm.drop_in import c10d_build\n"
+        "import sys, time; from pathlib import Path; from pipecomm.torch_half import c10d_build\n"
         "folder = Path(sys.argv[1])\n"
         "with c10d_build._locked(folder):\n"
         "    (folder / '_building-killed').mkdir(); print('held', flush=True); time.sleep(600)"
@@ -223,3 +223,18 @@ def test_sources_changed_since_the_install_are_refused_and_not_built(
     monkeypatch.setattr(c10d_build, "compile_module", lambda *_: pytest.fail("built"))
     with pytest.raises(NotBuiltError, match=f"found {re.escape(old)}: the sources changed"):
         c10d_build._find_or_build(fake_torch)
+
+
+def test_load_if_built_compiles_nothing_and_takes_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = c10d_build.load_if_built(torch)
+    assert built is not None
+    assert built is c10d_build.load(torch)
+    monkeypatch.delitem(sys.modules, "pipecomm._c10d")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(c10d_build, "_PACKAGE", tmp_path)
+    monkeypatch.setattr(c10d_build, "_csrc", lambda: CSRC)
+    monkeypatch.setattr(c10d_build.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(c10d_build, "compile_module", lambda *_: pytest.fail("built"))
+    assert c10d_build.load_if_built(torch) is None
