@@ -133,6 +133,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000, help="updates of each training")
     parser.add_argument("--seeds", type=int, default=2, help="trainings of each rule")
     parser.add_argument("--held-out", type=int, default=32, help="batches of held-out text")
+    parser.add_argument("--rules", nargs="+", choices=RULES[1:], default=list(RULES[1:]))
     parser.add_argument("--jobs", type=int, default=1, help="trainings at once, one core each")
     add_save_option(parser)
     options = parser.parse_args()
@@ -142,13 +143,17 @@ def main() -> None:
         Job(optimizer, rule, seed, num_updates, options.held_out)
         for seed in range(options.seeds)
         for optimizer in OPTIMIZERS
-        for rule in RULES
+        for rule in (RULES[0], *options.rules)
     ]
     found = {}
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         for job, *losses in progress(pool.imap(train, jobs), len(jobs), "trainings"):
             found[job] = tuple(losses)
-    rows = [row_of(optimizer, rule, found) for optimizer in OPTIMIZERS for rule in RULES]
+    rows = [
+        row_of(optimizer, rule, found)
+        for optimizer in OPTIMIZERS
+        for rule in (RULES[0], *options.rules)
+    ]
     title = f"Updates by gradients one update late (2BW), {num_updates} updates"
     report("late_gradients", rows, title=title, save=options.json)
 

@@ -23,7 +23,7 @@ SHORT = {
     "codec_error.py": ["--steps", "2"],
     "codec.py": ["--rounds", "2", "--mib", "8"],
     "simulate.py": ["--ranks", "64"],
-    "late_gradients.py": ["--steps", "25", "--seeds", "1", "--held-out", "1"],
+    "late_gradients.py": ["--steps", "25", "--seeds", "1", "--held-out", "1", "--rules", "dc"],
     "asynchronous.py": ["--rounds", "2", "--batches", "2"],
     "schedules.py": ["--rounds", "2", "--ranks", "4", "--schedules", "1f1b", "zb-h1"],
     "slow_links.py": ["--rounds", "2", "--ranks", "4"],
