@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import socket
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -25,7 +24,6 @@ __all__ = [
     "SleepingStage",
     "Times",
     "data",
-    "free_port",
     "measure_together",
     "stages_of",
     "use_fine_timers",
@@ -161,13 +159,6 @@ def data(num_microbatches: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(9)
     rows = (num_microbatches * ROWS, WIDTH)
     return torch.rand(rows, generator=generator), torch.rand(rows, generator=generator)
-
-
-def free_port() -> int:
-    """A port of this host that nobody listens at."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def measure_together(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:

@@ -9,16 +9,14 @@ weights in all versions, their gradients, AdamW's two moments, and what autograd
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from _harness import Timing, add_options, report
-from _sleeping import Live, data, free_port, measure_together, stages_of, use_fine_timers
+from _ranks import rows_of_ranks
+from _sleeping import Live, data, measure_together, stages_of, use_fine_timers
 from torch import Tensor, nn
 
 import pipecomm
@@ -135,11 +133,8 @@ def check_losses(losses: list[float | None]) -> None:
     assert abs(gpipe - late) <= 1e-2 * gpipe, losses
 
 
-def run(rank: int, size: int, port: int, options: argparse.Namespace) -> None:
-    torch.set_num_threads(1)
+def run(rank: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     use_fine_timers()
-    store = dist.TCPStore("127.0.0.1", port, size, rank == 0)
-    dist.init_process_group("gloo", rank=rank, world_size=size, store=store)
     cases = {name: Case(name, rank, options.batches) for name in NAMES}
     calls: dict[str, Callable[[], object]] = {name: case.run for name, case in cases.items()}
     check_losses([case.run() for case in cases.values()])
@@ -148,11 +143,9 @@ def run(rank: int, size: int, port: int, options: argparse.Namespace) -> None:
     for row in rows:
         row["faster_than_gpipe"] = f"{1 - row['batch_ms'] / rows[0]['batch_ms']:.1%}"
         row["less_than_gpipe"] = f"{1 - row['memory_mb'] / rows[0]['memory_mb']:.1%}"
-    if rank == 0:
-        torch.save(rows, options.result)
     for case in cases.values():
         case.close()
-    dist.destroy_process_group()
+    return rows
 
 
 def main() -> None:
@@ -161,10 +154,7 @@ def main() -> None:
     add_options(parser)
     parser.set_defaults(rounds=5)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        options.result = Path(folder) / "rows.pt"
-        mp.spawn(run, (NUM_RANKS, free_port(), options), nprocs=NUM_RANKS)
-        rows = torch.load(options.result)
+    rows = rows_of_ranks(NUM_RANKS, run, options)
     title = f"{NUM_RANKS} ranks, batches of {BATCH} microbatches, {options.batches} a call"
     report("asynchronous", rows, title=title, save=options.json)
 

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from _harness import add_options, report
-from _sleeping import free_port
+from _ranks import rows_of_ranks
 from torch import Tensor, nn
 
 import pipecomm
@@ -56,29 +53,20 @@ def measured(name: str, rank: int, rounds: int) -> dict[str, float]:
     return {part: statistics.median(values) for part, values in parts.items()}
 
 
-def run(rank: int, size: int, port: int, options: argparse.Namespace) -> None:
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, size, rank == 0)
-    dist.init_process_group("gloo", rank=rank, world_size=size, store=store)
+def run(rank: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for name in NAMES:
-        found: list[Any] = [None] * size
+        found: list[Any] = [None] * SIZE
         dist.all_gather_object(found, measured(name, rank, options.rounds))
         rows += [{"case": f"{name}, rank {peer}", **own} for peer, own in enumerate(found)]
-    if rank == 0:
-        torch.save(rows, options.result)
-    dist.barrier()
-    dist.destroy_process_group()
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_options(parser)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        options.result = Path(folder) / "rows.pt"
-        mp.spawn(run, (SIZE, free_port(), options), nprocs=SIZE)
-        rows = torch.load(options.result)
+    rows = rows_of_ranks(SIZE, run, options)
     title = f"Microseconds an action, {NUM_MICROBATCHES} microbatches"
     report("engine_overhead", rows, title=title, save=options.json)
 

@@ -16,17 +16,15 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from _harness import Timing, add_options, report
-from _sleeping import TIMES, Live, data, free_port, measure_together, stages_of, use_fine_timers
+from _ranks import rows_of_ranks
+from _sleeping import TIMES, Live, data, measure_together, stages_of, use_fine_timers
 from torch import Tensor, nn
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -281,23 +279,16 @@ def median(values: Iterable[float]) -> float:
     return statistics.median([*values, 0.0])
 
 
-def run(rank: int, size: int, port: int, options: argparse.Namespace) -> None:
-    torch.set_num_threads(1)
+def run(rank: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     use_fine_timers()
-    store = dist.TCPStore("127.0.0.1", port, size, rank == 0)
-    dist.init_process_group("gloo", rank=rank, world_size=size, store=store)
+    size = dist.get_world_size()
     rows = []
     for count in (m for p, m in SIZES if p == size):
         for name in options.schedules:
-            schedule = schedule_of(name, size, count)
-            case = Case(schedule, rank)
-            timings = measure_together(case.steps, options.rounds)
-            rows.append(case.row(timings))
+            case = Case(schedule_of(name, size, count), rank)
+            rows.append(case.row(measure_together(case.steps, options.rounds)))
             case.close()
-    if rank == 0:
-        torch.save(rows, Path(options.folder) / f"{size}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return rows
 
 
 def main() -> None:
@@ -307,11 +298,7 @@ def main() -> None:
     add_options(parser)
     parser.set_defaults(rounds=7)
     options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as options.folder:
-        for size in options.ranks:
-            mp.spawn(run, (size, free_port(), options), nprocs=size)
-            rows += torch.load(Path(options.folder) / f"{size}.pt")
+    rows = [row for size in options.ranks for row in rows_of_ranks(size, run, options)]
     title = "A training step of sleeping stages"
     report("schedules", rows, title=title, save=options.json)
 

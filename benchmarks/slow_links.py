@@ -8,20 +8,16 @@ each; eager-1f1b keeps up to twice as many.
 from __future__ import annotations
 
 import argparse
-import tempfile
-from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from _harness import Timing, add_options, report
+from _ranks import rows_of_ranks
 from _sleeping import (
     NBYTES,
     Live,
     Times,
     data,
-    free_port,
     measure_together,
     stages_of,
     use_fine_timers,
@@ -86,11 +82,9 @@ def measured(name: str, size: int, count: int, link: str, rounds: int) -> dict[s
     }
 
 
-def run(rank: int, size: int, port: int, options: argparse.Namespace) -> None:
-    torch.set_num_threads(1)
+def run(rank: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     use_fine_timers()
-    store = dist.TCPStore("127.0.0.1", port, size, rank == 0)
-    dist.init_process_group("gloo", rank=rank, world_size=size, store=store)
+    size = dist.get_world_size()
     rows: list[dict[str, Any]] = []
     for count in (m for p, m in SIZES if p == size):
         for link in LINKS:
@@ -100,10 +94,7 @@ def run(rank: int, size: int, port: int, options: argparse.Namespace) -> None:
             for row in case:
                 row["of_1f1b"] = f"{case[0]['step_ms'] / row['step_ms']:.3f} x as fast"
             rows += case
-    if rank == 0:
-        torch.save(rows, options.result)
-    dist.barrier()
-    dist.destroy_process_group()
+    return rows
 
 
 def main() -> None:
@@ -112,12 +103,7 @@ def main() -> None:
     add_options(parser)
     parser.set_defaults(rounds=5)
     options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        options.result = Path(folder) / "rows.pt"
-        for size in options.ranks:
-            mp.spawn(run, (size, free_port(), options), nprocs=size)
-            rows += torch.load(options.result)
+    rows = [row for size in options.ranks for row in rows_of_ranks(size, run, options)]
     report("slow_links", rows, title="A step over emulated links", save=options.json)
 
 

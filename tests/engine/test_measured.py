@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 
 from pipecomm.engine.measured import costs_of, own_times
 from pipecomm.engine.stats import StepStats
 from pipecomm.schedule import Action, Placement, build
-
-
-@dataclass
-class FinishedTransfer:
-    started_s: float
-    done_s: float
-    payload_nbytes: int = 100
-    wire_nbytes: int = 40
+from tests.engine.finished_transfer import FinishedTransfer
 
 
 def stats_of(*actions: tuple[str, float]) -> StepStats:

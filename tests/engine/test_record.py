@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pipecomm.engine.record import Record
 from pipecomm.schedule import Action
-
-
-@dataclass
-class FinishedTransfer:
-    started_s: float
-    done_s: float
-    payload_nbytes: int = 100
-    wire_nbytes: int = 40
+from tests.engine.finished_transfer import FinishedTransfer
 
 
 def noted(*texts: str, keeps: bool = True) -> Record:

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
 from pipecomm.engine.stats import StepStats
 from pipecomm.schedule import Action, Kind
-
-
-@dataclass
-class FinishedTransfer:
-    started_s: float
-    done_s: float
-    payload_nbytes: int = 100
-    wire_nbytes: int = 40
+from tests.engine.finished_transfer import FinishedTransfer
 
 
 def test_bytes_are_counted_by_direction() -> None:
