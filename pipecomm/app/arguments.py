@@ -167,7 +167,7 @@ def _add_simulate(added: Any, commands: Commands) -> None:
 
 def _add_size(simulate: argparse.ArgumentParser) -> None:
     order = simulate.add_mutually_exclusive_group()
-    order.add_argument("--schedule", default="1f1b", help="how a step is ordered; or auto")
+    order.add_argument("--schedule", default="1f1b", help="how a step is ordered")
     order.add_argument("--csv", type=Path, help="file with the lists of a schedule instead")
     order.add_argument(
         "--compare", action="store_true", help="all schedules side by side, and which one to take"

@@ -111,12 +111,12 @@ class ScheduleChoice:
             self._next_look = iteration + _STEPS_BETWEEN_LOOKS
             return None
         self._expected_s = chosen.simulation.step_s
-        self._num_choices += 1
-        is_last_try = self._num_choices >= _MAX_CHOICES_IN_A_ROW
         # The first step of a schedule is not measured either.
-        self._next_look = iteration + (_STEPS_BETWEEN_LOOKS if is_last_try else 2)
-        if is_last_try:
+        self._next_look = iteration + 2
+        self._num_choices += 1
+        if self._num_choices == _MAX_CHOICES_IN_A_ROW:
             self._num_choices = 0
+            self._next_look = iteration + _STEPS_BETWEEN_LOOKS
         if chosen.schedule == self._current:
             return None
         _log.info(
